@@ -33,7 +33,7 @@ from importlib.resources import files
 import msgspec
 from msgspec import Struct
 
-from phaseloop.core.sorted import first
+from phaseloop.core.ordered import first
 from phaseloop.core.state import Pending, State
 from phaseloop.core.vocabulary import (
     AnyEvent,

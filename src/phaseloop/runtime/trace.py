@@ -196,7 +196,7 @@ class TraceWriter:
 
 
 def header_line(header: Header) -> bytes:
-    """In full: limits and policy omit what is default today, and a default may be another one day."""
+    """In full: a limit that equals its default today is stated, as defaults may change."""
     fields = msgspec.structs.asdict(header)
     for name in ("policy", "limits"):
         fields[name] = msgspec.structs.asdict(fields[name])
