@@ -6,7 +6,7 @@ from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .sorted import Sorted
+from .ordered import Ordered
 from .vocabulary import Kind, Lane, Policy, Request, RequestId, RoundKind, SlotIndex
 
 Phase: TypeAlias = Literal["idle", "prefill", "decode"]
@@ -44,6 +44,7 @@ class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
     save_idle: bool = False  # copy a finished sequence's cache to host RAM before its seat is free
     shares_pages: bool = False  # a fork shares the prompt's full pages
     forks_anywhere: bool = False  # a prefix shorter than the source's state can be forked
+    share_length_min: int = 1024  # shorter common prefixes are computed twice (R18)
 
 
 class Pending(Struct, frozen=True, gc=False):
@@ -52,9 +53,10 @@ class Pending(Struct, frozen=True, gc=False):
 
 
 class Follow(Struct, frozen=True, gc=False, array_like=True):
-    """Fork [0, position) from `slot` once its sequence has computed that much (R6, R18)."""
+    """Fork [0, position) from the leader's slot once it has computed that much (R6, R18)."""
 
     slot: SlotIndex
+    request_id: RequestId  # the leader's, since its seat may change hands
     position: int
 
 
@@ -71,10 +73,14 @@ class Sequence(Struct, frozen=True, gc=False):
     length: int  # tokens whose state the slot holds
     cached: int  # of these, found in place at seating
     produced: int  # tokens delivered
-    output_limit: int | None  # stated limit, cut to what the context allows; None with context shift
+    output_limit: (
+        int | None
+    )  # stated limit, cut to what the context allows; None with context shift
     pages: int  # reserved
-    follow: Follow | None = None  # set exactly while `following`
-    resume: Role | None = None  # what `restoring`, `swapping` or saved work goes on as
+    borrowed: int = 0  # pages of the prompt that a sibling's reservation holds
+    follow: Follow | None = None  # set until the fork is done, or given up
+    resume: Role | None = None  # what `swapping`, saved or resumed work goes on as
+    swap_for: Literal["memory", "seat"] | None = None  # what its seat or pages are wanted for
     stalled_until_ns: int | None = None  # set while its client does not read (R12)
 
 
@@ -126,8 +132,8 @@ class State(Struct, frozen=True, gc=False):
     caches: tuple[Cache, ...]
     pages_free: int  # neither reserved nor held by an idle cache
     queue: Map[RequestId, Pending] = Map()
-    order: Sorted = ()  # (-priority, request_id) of every queued request
-    timers: Sorted = ()  # (at_ns, request_id): when something about a request expires
+    order: Ordered = ()  # (-priority, request_id) of every queued request
+    timers: Ordered = ()  # (at_ns, request_id): when something about a request expires
     saved: tuple[Saved, ...] = ()
     phase: Phase = "idle"
     phase_since_ns: int = 0

@@ -1,4 +1,4 @@
-"""A persistent sorted list of integer pairs: the queue's order and the timers.
+"""A persistent ordered list of integer pairs: the queue's order and the timers.
 
 Two levels of tuples, so that insert and remove copy about sqrt(n) pointers (about 1 us at 10,000
 entries) and the first entry is at hand.  A heap would make cancelling cost O(n).
@@ -7,16 +7,20 @@ entries) and the first entry is at hand.  A heap would make cancelling cost O(n)
 from typing import TypeAlias
 
 Key: TypeAlias = tuple[int, int]
-Sorted: TypeAlias = tuple[tuple[Key, ...], ...]  # blocks, none empty, all keys ascending
+Ordered: TypeAlias = tuple[tuple[Key, ...], ...]  # blocks, none empty, all keys ascending
 
 BLOCK_LENGTH_MAX = 128
 
 
-def first(entries: Sorted) -> Key | None:
+def first(entries: Ordered) -> Key | None:
     return entries[0][0] if entries else None
 
 
-def insert(entries: Sorted, key: Key) -> Sorted:
+def keys(entries: Ordered) -> tuple[Key, ...]:
+    return tuple(key for block in entries for key in block)
+
+
+def insert(entries: Ordered, key: Key) -> Ordered:
     if not entries:
         return ((key,),)
     b = block_of(entries, key)
@@ -30,17 +34,17 @@ def insert(entries: Sorted, key: Key) -> Sorted:
     return (*entries[:b], block[:cut], block[cut:], *entries[b + 1 :])
 
 
-def remove(entries: Sorted, key: Key) -> Sorted:
+def remove(entries: Ordered, key: Key) -> Ordered:
     """Without `key`, which must be there."""
     b = block_of(entries, key)
     block = entries[b]
     i = position(block, key)
-    assert i < len(block) and block[i] == key, f"{key} is not in the sorted list"
+    assert i < len(block) and block[i] == key, f"{key} is not in the ordered list"
     block = (*block[:i], *block[i + 1 :])
     return (*entries[:b], block, *entries[b + 1 :]) if block else (*entries[:b], *entries[b + 1 :])
 
 
-def block_of(entries: Sorted, key: Key) -> int:
+def block_of(entries: Ordered, key: Key) -> int:
     """The last block that starts at or before `key`, or the first."""
     low, high = 0, len(entries) - 1
     while low < high:

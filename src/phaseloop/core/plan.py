@@ -1,0 +1,333 @@
+"""What the next round carries, once the phase is known: pure functions from a state to lanes.
+
+A plan never mixes classes (except under `mixed`), never mixes groups in a compute round (R7), never
+asks for more rows than `batch_tokens`, and never writes past the pages a sequence holds (R9).
+"""
+
+from msgspec import Struct
+
+from .policy import can_fork, leaders
+from .state import Group, Limits, Pace, Sequence, Served, State
+from .vocabulary import Lane, LaunchReason, RoundKind, SlotIndex
+
+Seat = tuple[SlotIndex, Sequence]
+FILL_MIN = 32  # tokens; below this a prompt would not get anywhere (R10)
+
+
+class Plan(Struct, frozen=True, gc=False):
+    kind: RoundKind
+    lanes: tuple[Lane, ...]
+    reason: LaunchReason
+    group: Group | None = None  # of a compute round
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def plan_prefill_class(state: State) -> Plan | None:
+    """State that moves goes first (it is what others wait for), then prompts."""
+    return plan_moves(state) or plan_prompts(state)
+
+
+def plan_moves(state: State) -> Plan | None:
+    restores: list[Lane] = []
+    resumed = False
+    saves: list[Lane] = []
+    swapped = False
+    forks: list[Lane] = []
+    child = False
+    for slot, s in enumerate(state.slots):
+        if s is None:
+            continue
+        match s.role:
+            case "restoring":
+                resumed = resumed or s.resume is not None
+                restores.append(lane(slot, s, 0, s.length if s.resume else s.cached))
+            case "swapping" | "saving":
+                swapped = swapped or s.role == "swapping"
+                saves.append(lane(slot, s, 0, s.length))
+            case "following":
+                if s.follow is not None and can_fork(state, s):
+                    child = child or s.choice > 0
+                    forks.append(lane(slot, s, 0, s.follow.position, source=s.follow.slot))
+            case _:
+                pass
+    if restores:
+        return Plan("restore", tuple(restores), "resume_saved" if resumed else "restore_cache")
+    if saves:
+        return Plan("save", tuple(saves), "free_memory" if swapped else "save_idle")
+    if forks:
+        return Plan("fork", tuple(forks), "children" if child else "shared_prefix")
+    return None
+
+
+def lane(
+    slot: SlotIndex,
+    s: Sequence,
+    start: int,
+    count: int,
+    outputs: int = 0,
+    source: SlotIndex | None = None,
+) -> Lane:
+    return Lane(slot, s.request.request_id, s.choice, start, count, outputs, source)
+
+
+def plan_prompts(state: State) -> Plan | None:
+    prompts = prompts_of(state)
+    if not prompts:
+        return None
+    group = least_served(state.served, prompts, decode=False)
+    fill = fill_limit(state.limits, state.pace)
+    lanes = share_prompts(state, [p for p in prompts if p[1].group == group], fill, sampled=False)
+    tokens = sum(one.count for one in lanes)
+    kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
+    return Plan(kind, lanes, prefill_reason(state), group, prefill_tokens=tokens)
+
+
+def prefill_reason(state: State) -> LaunchReason:
+    match state.policy.switch:
+        case "barrier":
+            return "cohort_sealed" if state.sealed else "cohort_open"
+        case "quantum":
+            return "time_slice"
+        case "prompts_first":
+            return "prompts_first"
+        case "mixed":
+            return "continuous"
+
+
+def prompts_of(state: State) -> list[Seat]:
+    """Unfinished prompts in planning order: priority, then admission (H22: never slot order)."""
+    prompts = [
+        (i, s) for i, s in enumerate(state.slots) if s is not None and s.role == "prefilling"
+    ]
+    prompts.sort(key=lambda seat: (-seat[1].request.priority, seat[1].ticket))
+    return prompts
+
+
+def fill_limit(limits: Limits, pace: Pace | None) -> int:
+    """Prompt tokens of the next round: the most on a grid of doublings that fits the time (R10)."""
+    most = limits.batch_tokens
+    if limits.round_ns_max == 0:
+        return most
+    fill = min(FILL_MIN, most)
+    if pace is None:
+        return fill
+    while fill < most:
+        wider = min(2 * fill, most)
+        if wider * pace.duration_ns > limits.round_ns_max * pace.tokens:
+            break
+        fill = wider
+    return fill
+
+
+def share_prompts(
+    state: State, prompts: list[Seat], capacity: int, *, sampled: bool
+) -> tuple[Lane, ...]:
+    """Lanes of one group's prompts in at most `capacity` tokens, shared as the policy says."""
+    stops = follower_stops(state)
+    needs = [next_stop(slot, s, stops) - s.length for slot, s in prompts]
+    match state.policy.share:
+        case "fair":
+            served = served_of(state.served, prompts[0][1].group).prefill
+            shares = fair_shares(needs, capacity, served)
+        case "greedy":
+            shares = greedy_shares(needs, capacity)
+        case "serial":
+            shares = serial_shares(prompts, needs, capacity, state.policy.serial_order)
+    led = leaders(state)
+    return tuple(
+        lane(slot, s, s.length, share, int(sampled and samples_at_end(slot, s, share, led)))
+        for (slot, s), share in zip(prompts, shares, strict=True)
+        if share
+    )
+
+
+def samples_at_end(slot: SlotIndex, s: Sequence, share: int, led: tuple[SlotIndex, ...]) -> bool:
+    """Under `mixed`, the round that ends a prompt also yields its first token."""
+    request = s.request
+    complete = s.length + share == request.prompt_length
+    alone = request.choices == 1 and slot not in led  # else the fork must come first
+    return complete and alone and request.kind == "completion" and s.output_limit != 0
+
+
+def follower_stops(state: State) -> tuple[tuple[SlotIndex, int], ...]:
+    """Where leaders must pause, since a fork copies a state as it is at one position."""
+    return tuple(
+        (s.follow.slot, s.follow.position)
+        for s in state.slots
+        if s is not None and s.follow is not None
+    )
+
+
+def next_stop(slot: SlotIndex, s: Sequence, stops: tuple[tuple[SlotIndex, int], ...]) -> int:
+    end = s.request.prompt_length
+    for point in s.request.stop_points:
+        if s.length < point < end:
+            end = point
+            break
+    for leader, point in stops:
+        if leader == slot and s.length < point < end:
+            end = point
+    return end
+
+
+def fair_shares(needs: list[int], capacity: int, rotation: int) -> list[int]:
+    """Water-filling: fill = min(capacity, sum of needs); unsatisfied shares differ by at most one.
+
+    The remainder goes to `remainder` unsatisfied prompts from `rotation` on.  Rotating by the
+    tokens served so far is an exact round robin while the prompts stay the same, so that nobody
+    starves where there are more prompts than tokens.
+    """
+    shares = [0] * len(needs)
+    open_count, left = len(needs), capacity
+    for index in sorted_by_need(needs):
+        level = left // open_count
+        if needs[index] > level:
+            break
+        shares[index] = needs[index]
+        left -= needs[index]
+        open_count -= 1
+    unsatisfied = [i for i, need in enumerate(needs) if shares[i] < need]
+    if not unsatisfied:
+        return shares
+    level, remainder = divmod(left, open_count)
+    for order, index in enumerate(unsatisfied):
+        turn = (order - rotation) % len(unsatisfied)
+        shares[index] = level + (turn < remainder)
+    return shares
+
+
+def sorted_by_need(needs: list[int]) -> list[int]:
+    return sorted(range(len(needs)), key=needs.__getitem__)
+
+
+def greedy_shares(needs: list[int], capacity: int) -> list[int]:
+    shares: list[int] = []
+    for need in needs:
+        shares.append(min(need, capacity))
+        capacity -= shares[-1]
+    return shares
+
+
+def serial_shares(prompts: list[Seat], needs: list[int], capacity: int, order: str) -> list[int]:
+    """One owner until its prompt is complete; a round is never topped up by the next owner."""
+
+    def rank(index: int) -> tuple[bool, int]:
+        s = prompts[index][1]
+        is_new = s.length == s.cached
+        remaining = s.request.prompt_length - s.length if order == "shortest" else 0
+        return is_new, remaining
+
+    owner = min(range(len(prompts)), key=rank)  # the first in planning order among equals
+    return [min(need, capacity) if i == owner else 0 for i, need in enumerate(needs)]
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def plan_samples(state: State) -> Plan | None:
+    """All first tokens that may be drawn, whatever the group: no weights are involved."""
+    led = leaders(state)
+    lanes = tuple(
+        lane(slot, s, s.length, 0, 1)
+        for slot, s in enumerate(state.slots)
+        if s is not None and s.role == "ready" and s.stalled_until_ns is None and slot not in led
+    )
+    if not lanes:
+        return None
+    reason: LaunchReason = "barrier_opened" if state.policy.switch == "barrier" else "ready"
+    return Plan("sample", lanes, reason)
+
+
+def running_of(state: State) -> list[Seat]:
+    return [
+        (i, s)
+        for i, s in enumerate(state.slots)
+        if s is not None and s.role == "generating" and s.stalled_until_ns is None
+    ]
+
+
+def next_group(state: State, running: list[Seat]) -> Group:
+    """First a group that had no round in this phase, then the least served (R7, R11)."""
+    fresh = [seat for seat in running if seat[1].group not in state.phase_groups]
+    return least_served(state.served, fresh or running, decode=True)
+
+
+def plan_shift(state: State, running: list[Seat]) -> Plan | None:
+    limits = state.limits
+    lanes = tuple(
+        lane(slot, s, keep, (s.length - keep + 1) // 2)
+        for slot, s in running
+        if s.length >= limits.context_length and (keep := kept_on_shift(s, limits)) is not None
+    )
+    return Plan("shift", lanes, "context_full") if lanes else None
+
+
+def kept_on_shift(s: Sequence, limits: Limits) -> int | None:
+    keep = s.request.shift_keep
+    return None if keep is None else max(0, min(keep, limits.context_length // 2))
+
+
+def decode_width(limits: Limits, s: Sequence, lane_count: int) -> int:
+    """Rows of one lane: the pending token and its drafts (R14)."""
+    drafts = limits.draft_tokens
+    if not drafts:
+        return 1
+    drafts = min(drafts, limits.context_length - s.length - 1)
+    drafts = min(drafts, (limits.batch_tokens - lane_count) // lane_count)
+    if s.output_limit is not None:
+        drafts = min(drafts, s.output_limit - s.produced - 1)
+    return 1 + max(drafts, 0)
+
+
+def rows_that_fit(limits: Limits, members: list[Seat], served: int) -> list[Seat]:
+    """No more lanes than rows; who sits out rotates with the tokens served."""
+    most = limits.batch_tokens
+    if len(members) <= most:
+        return members
+    start = served % len(members)
+    return sorted((members[start:] + members[:start])[:most], key=lambda seat: seat[0])
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def served_of(served: tuple[Served, ...], group: Group) -> Served:
+    for one in served:
+        if one.group == group:
+            return one
+    return Served(group)
+
+
+def least_served(served: tuple[Served, ...], seats: list[Seat], *, decode: bool) -> Group:
+    """The group of these seats with the fewest tokens so far; the earliest admitted among equals."""
+    first = seats[0][1].group
+    if all(s.group == first for _, s in seats):
+        return first
+
+    def rank(seat: Seat) -> tuple[int, int]:
+        one = served_of(served, seat[1].group)
+        return (one.decode if decode else one.prefill), seat[1].ticket
+
+    return min(seats, key=rank)[1].group
+
+
+def serve(
+    served: tuple[Served, ...], group: Group, prefill: int, decode: int
+) -> tuple[Served, ...]:
+    """Count a round's tokens.  A group new to the table starts level with the least served."""
+    if len(served) == 1 and served[0].group == group:
+        one = served[0]
+        return (Served(group, one.prefill + prefill, one.decode + decode),)
+    known = {one.group for one in served}
+    if group not in known:
+        floor_prefill = min((one.prefill for one in served), default=0)
+        floor_decode = min((one.decode for one in served), default=0)
+        served = (*served, Served(group, floor_prefill, floor_decode))
+    return tuple(
+        Served(group, one.prefill + prefill, one.decode + decode) if one.group == group else one
+        for one in served
+    )

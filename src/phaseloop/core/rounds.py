@@ -1,0 +1,231 @@
+"""What a completed or failed round changes: each lane moves on, ends, or frees its seat."""
+
+from msgspec.structs import replace
+
+from .ending import Step, end_choice, end_request, release
+from .plan import FILL_MIN
+from .state import Flight, Pace, Saved, Sequence, State, with_slot
+from .vocabulary import (
+    AnyEffect,
+    DeliverTokens,
+    Delivery,
+    DropSaved,
+    Effects,
+    Failed,
+    FinishReason,
+    Lane,
+    Result,
+    RoundCompleted,
+    RoundFailed,
+    SlotIndex,
+)
+
+
+def on_round_completed(state: State, event: RoundCompleted) -> Step:
+    flight = state.flight
+    if flight is None or event.round_id != flight.round_id:
+        return state, ()  # R1: not the round in flight
+    if len(event.results) != len(flight.lanes):
+        return fail_round(state, flight)
+    state = replace(state, flight=None, pace=pace_after(state, flight, event.duration_ns))
+    match flight.kind:
+        case "fork" | "restore" | "save":
+            return moved(state, flight, event)
+        case "prefill" | "encode" | "sample" | "decode" | "shift" | "mixed":
+            return computed(state, flight, event.results)
+
+
+def pace_after(state: State, flight: Flight, duration_ns: int) -> Pace | None:
+    """R10: remember prefill rounds long enough to say something about longer ones."""
+    if flight.kind not in ("prefill", "encode", "mixed") or duration_ns <= 0:
+        return state.pace
+    tokens = sum(lane.count for lane in flight.lanes)
+    if tokens < min(FILL_MIN, state.limits.batch_tokens):
+        return state.pace
+    return Pace(tokens, duration_ns)
+
+
+def computed(state: State, flight: Flight, results: tuple[Result, ...]) -> Step:
+    """Lanes that ran through the model, the sampler, or the cache's positions."""
+    slots = list(state.slots)
+    deliveries: list[Delivery] = []
+    endings: list[tuple[SlotIndex, FinishReason]] = []
+    leaving: list[SlotIndex] = []
+    for lane, result in zip(flight.lanes, results, strict=True):
+        slot = lane.slot
+        s = slots[slot]
+        assert s is not None and s.request.request_id == lane.request_id, "a lane keeps its seat"
+        if s.role == "leaving":
+            leaving.append(slot)
+            continue
+        if isinstance(result, Failed) or not plausible(lane, result.tokens, result.finish):
+            endings.append((slot, "failed"))
+            continue
+        if lane.outputs:
+            before = s.produced
+            s, ending = generated(s, lane, result.tokens, result.finish)
+            if s.produced > before:
+                deliveries.append(Delivery(lane.request_id, lane.choice, s.produced - before))
+        elif flight.kind == "shift":
+            s, ending = replace(s, length=s.length - lane.count), None
+        else:
+            s, ending = prompted(s, lane)
+        slots[slot] = s
+        if ending is not None:
+            endings.append((slot, ending))
+    state = replace(state, slots=tuple(slots))
+    effects: Effects = ()
+    if deliveries:
+        reason = "first_tokens" if flight.kind == "sample" else "generated"
+        effects = (DeliverTokens(tuple(deliveries), reason),)
+    if endings or leaving:
+        state, ended = settle(state, endings, leaving)
+        effects += ended
+    return state, effects
+
+
+def plausible(lane: Lane, tokens: int, finish: bool) -> bool:
+    """An engine that answers outside its contract has failed the lane (R13)."""
+    if not lane.outputs:
+        return tokens == 0
+    return 0 <= tokens <= lane.outputs and (tokens > 0 or finish)
+
+
+def generated(
+    s: Sequence, lane: Lane, tokens: int, finish: bool
+) -> tuple[Sequence, FinishReason | None]:
+    """A lane that yielded tokens.  What is past the limit is dropped before delivery (R14)."""
+    limit = s.output_limit
+    ending: FinishReason | None = "stop" if finish else None
+    if limit is not None and s.produced + tokens >= limit:
+        tokens = limit - s.produced
+        ending = ending or "length"
+    if s.role == "generating":
+        # The pending token was computed, and each accepted draft with it.
+        length = s.length + max(tokens, 1)
+    else:
+        length = s.length + lane.count  # the prompt's last chunk, or nothing in a sample round
+    return replace(s, role="generating", length=length, produced=s.produced + tokens), ending
+
+
+def prompted(s: Sequence, lane: Lane) -> tuple[Sequence, FinishReason | None]:
+    """A lane that computed a part of a prompt."""
+    length = s.length + lane.count
+    s = replace(s, length=length)
+    if length < s.request.prompt_length:
+        return s, None
+    if s.request.kind != "completion":
+        return s, "stop"  # R5: it answers at once, waits for nobody and seals nothing
+    if s.output_limit == 0:
+        return s, "length"
+    return replace(s, role="ready"), None
+
+
+def settle(
+    state: State, endings: list[tuple[SlotIndex, FinishReason]], leaving: list[SlotIndex]
+) -> Step:
+    """End choices and free the seats of those that left while the round ran."""
+    effects: list[AnyEffect] = []
+    for slot in leaving:
+        state, done = release(state, slot, "finished")
+        effects += done
+    for slot, reason in endings:
+        s = state.slots[slot]
+        if s is not None and s.role not in ("leaving", "saving"):  # a sibling may have ended it
+            state, done = end_choice(state, slot, reason)
+            effects += done
+    return state, tuple(effects)
+
+
+def moved(state: State, flight: Flight, event: RoundCompleted) -> Step:
+    """Lanes whose state was copied: to a fork, to host RAM, or back."""
+    effects: list[AnyEffect] = []
+    for lane, result in zip(flight.lanes, event.results, strict=True):
+        s = state.slots[lane.slot]
+        if s is None or (s.request.request_id, s.choice) != (lane.request_id, lane.choice):
+            continue  # ended with a sibling earlier in this loop
+        ok = not isinstance(result, Failed)
+        match s.role:
+            case "leaving":
+                state, done = left_while_moving(state, flight, lane)
+            case "following":
+                state, done = forked(state, lane, s, ok)
+            case "restoring":
+                state, done = restored(state, lane, s, ok)
+            case "swapping":
+                state, done = swapped(state, lane, s, event.at_ns if ok else None)
+            case "saving":
+                state, done = release(state, lane.slot, "finished")
+            case _:
+                raise AssertionError(f"no {flight.kind} lane has role {s.role}")
+        effects += done
+    return state, tuple(effects)
+
+
+def left_while_moving(state: State, flight: Flight, lane: Lane) -> Step:
+    dropped: Effects = ()
+    if flight.kind == "save":
+        dropped = (DropSaved(lane.request_id, lane.choice, "cancelled"),)
+    state, released = release(state, lane.slot, "finished")
+    return state, dropped + released
+
+
+def forked(state: State, lane: Lane, s: Sequence, ok: bool) -> Step:
+    if not ok and s.choice > 0:
+        return end_choice(state, lane.slot, "failed")
+    if not ok:  # a shared prefix is only a shortcut
+        return with_slot(state, lane.slot, replace(s, role="prefilling", follow=None)), ()
+    whole = lane.count == s.request.prompt_length
+    forked = replace(s, role="ready" if whole else "prefilling", length=lane.count, follow=None)
+    return with_slot(state, lane.slot, forked), ()
+
+
+def restored(state: State, lane: Lane, s: Sequence, ok: bool) -> Step:
+    if s.resume is None:  # a cached prefix: losing it costs time, nothing else
+        found = lane.count if ok else 0
+        s = replace(s, role="prefilling", length=found, cached=found)
+        return with_slot(state, lane.slot, s), ()
+    if not ok:
+        return end_choice(state, lane.slot, "failed")
+    s = replace(s, role=s.resume, resume=None, swap_for=None)
+    return with_slot(state, lane.slot, s), ()
+
+
+def swapped(state: State, lane: Lane, s: Sequence, saved_ns: int | None) -> Step:
+    """A sequence that made room waits in host RAM; where it cannot, its answer is truncated."""
+    if saved_ns is None or s.swap_for is None:
+        return end_choice(state, lane.slot, "no_space")
+    state, released = release(state, lane.slot, "saved")
+    saved = (*state.saved, Saved(replace(s, pages=0), saved_ns, s.swap_for))
+    return replace(state, saved=tuple(sorted(saved, key=resume_rank))), released
+
+
+def resume_rank(saved: Saved) -> tuple[bool, int, int, int]:
+    """For memory first, oldest admission first (R9); then by priority and waiting time (R11)."""
+    s = saved.sequence
+    if saved.cause == "memory":
+        return False, 0, 0, s.ticket
+    return True, -s.request.priority, saved.since_ns, s.ticket
+
+
+def on_round_failed(state: State, event: RoundFailed) -> Step:
+    flight = state.flight
+    if flight is None or event.round_id != flight.round_id:
+        return state, ()
+    return fail_round(state, flight)
+
+
+def fail_round(state: State, flight: Flight) -> Step:
+    """R13: the requests with a lane in the round end; every lane keeps its length before launch."""
+    state = replace(state, flight=None)
+    effects: list[AnyEffect] = []
+    for lane in flight.lanes:
+        s = state.slots[lane.slot]
+        if s is None or s.request.request_id != lane.request_id:
+            continue
+        if s.role in ("leaving", "saving"):
+            state, done = release(state, lane.slot, "finished")
+        else:
+            state, done = end_request(state, lane.request_id, "failed")
+        effects += done
+    return state, tuple(effects)

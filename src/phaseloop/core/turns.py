@@ -1,0 +1,202 @@
+"""The next launch, with what it needs made ready: pages for its rows, room where there is none."""
+
+from msgspec.structs import replace
+
+from .admission import first_in_line
+from .ending import Step, end_choice
+from .memory import pages_for, take_pages
+from .plan import (
+    Plan,
+    Seat,
+    decode_width,
+    fill_limit,
+    lane,
+    least_served,
+    next_group,
+    plan_moves,
+    plan_prefill_class,
+    plan_samples,
+    plan_shift,
+    prompts_of,
+    rows_that_fit,
+    running_of,
+    serve,
+    served_of,
+    share_prompts,
+)
+from .policy import Outlook, active_groups, leaders
+from .state import LIVE, Flight, Group, State, with_slot
+from .vocabulary import AnyEffect, Effects, Lane, LaunchRound
+
+
+def launch_next(state: State, now_ns: int) -> Step:
+    if state.phase == "idle" or lingers(state, now_ns):
+        return state, ()
+    if state.policy.switch == "mixed":
+        return launch_mixed(state)
+    if state.phase == "prefill":
+        if any(s is not None and s.role == "seating" for s in state.slots):
+            return state, ()  # answered at once; launching now would leave its prompt behind
+        plan = plan_prefill_class(state)
+        return (state, ()) if plan is None else launch(state, plan)
+    return launch_tokens(state)
+
+
+def lingers(state: State, now_ns: int) -> bool:
+    """A new cohort waits for company, unless nobody more could sit down."""
+    until_ns = state.linger_until_ns
+    return until_ns is not None and now_ns < until_ns and None in state.slots
+
+
+def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
+    flight = Flight(state.round_id_next, plan.kind, plan.lanes)
+    served, groups = state.served, state.phase_groups
+    if plan.group is not None:
+        served = serve(served, plan.group, plan.prefill_tokens, plan.decode_tokens)
+        if plan.decode_tokens and plan.group not in groups:
+            groups = (*groups, plan.group)
+    state = replace(
+        state,
+        flight=flight,
+        round_id_next=flight.round_id + 1,
+        phase_rounds=state.phase_rounds + 1,
+        phase_groups=groups,
+        served=served,
+        linger_until_ns=None,
+    )
+    launched = LaunchRound(flight.round_id, plan.kind, plan.lanes, plan.reason)
+    return state, (*evicted, launched)
+
+
+def launch_tokens(state: State) -> Step:
+    """First tokens, then a shift where a context is full, then one decode round of one group."""
+    plan = plan_samples(state)
+    if plan is not None:
+        return launch(state, plan)
+    running = running_of(state)
+    plan = plan_shift(state, running)
+    if plan is not None:
+        return launch(state, plan)
+    effects: Effects = ()
+    while running:
+        group = next_group(state, running)
+        members = [seat for seat in running if seat[1].group == group]
+        state, evicted, lanes = decode_lanes(state, members)
+        effects += evicted
+        if lanes:
+            plan = Plan("decode", lanes, "generate", group, decode_tokens=len(lanes))
+            return launch(state, plan, effects)
+        running = [seat for seat in running if seat[1].group != group]
+    state, ended = make_room(state)
+    return state, effects + ended
+
+
+def launch_mixed(state: State) -> Step:
+    """Continuous batching: decode rows first, then prompts greedily in the rows that are left."""
+    plan = plan_moves(state) or plan_samples(state) or plan_shift(state, running_of(state))
+    if plan is not None:
+        return launch(state, plan)
+    running, prompts = running_of(state), prompts_of(state)
+    if not running and not prompts:
+        return state, ()
+    group = mixed_group(state, running, prompts)
+    state, evicted, rows = decode_lanes(state, [seat for seat in running if seat[1].group == group])
+    fill = min(
+        fill_limit(state.limits, state.pace),
+        state.limits.batch_tokens - sum(one.count for one in rows),
+    )
+    prompts = [seat for seat in prompts_of(state) if seat[1].group == group]
+    chunks = share_prompts(state, prompts, fill, sampled=True) if prompts and fill > 0 else ()
+    if not rows and not chunks:
+        state, ended = make_room(state)
+        return state, evicted + ended
+    kind = "mixed" if rows and chunks else "decode" if rows else "prefill"
+    tokens = sum(one.count for one in chunks)
+    plan = Plan(kind, rows + chunks, "continuous", group, tokens, len(rows))
+    return launch(state, plan, evicted)
+
+
+def mixed_group(state: State, running: list[Seat], prompts: list[Seat]) -> Group:
+    """One group a round; counted by all tokens, since prompts and tokens ride together."""
+    return least_served(state.served, running + prompts, decode=bool(running))
+
+
+def decode_lanes(state: State, members: list[Seat]) -> tuple[State, Effects, tuple[Lane, ...]]:
+    """Lanes of one group, with their pages; who finds no page is held back (`no_space`)."""
+    if not members:
+        return state, (), ()
+    limits = state.limits
+    members = rows_that_fit(limits, members, served_of(state.served, members[0][1].group).decode)
+    lanes: list[Lane] = []
+    growing: list[int] = []
+    for slot, s in members:
+        count = decode_width(limits, s, len(members))
+        if s.length + count > (s.pages + s.borrowed) * limits.page_length:
+            growing.append(len(lanes))
+        lanes.append(lane(slot, s, s.length, count, count))
+    if not growing:
+        return state, (), tuple(lanes)
+    effects: list[AnyEffect] = []
+    for index in sorted(growing, key=lambda i: members[i][1].ticket):
+        state, evicted, lanes[index] = grown(state, lanes[index])
+        effects += evicted
+    return state, tuple(effects), tuple(one for one in lanes if one.count)
+
+
+def grown(state: State, one: Lane) -> tuple[State, Effects, Lane]:
+    """The lane with the pages it needs, or as many rows of it as fit without."""
+    s = state.slots[one.slot]
+    assert s is not None
+    held = s.pages + s.borrowed
+    missing = pages_for(state.limits, one.start + one.count) - held
+    taken = take_pages(state, missing)
+    if taken is None:
+        rows = max(0, held * state.limits.page_length - one.start)
+        return state, (), replace(one, count=rows, outputs=rows)
+    state, evicted = taken
+    return with_slot(state, one.slot, replace(s, pages=s.pages + missing)), evicted, one
+
+
+def make_room(state: State) -> Step:
+    """R9: every sequence is held.  The latest admitted leaves for host RAM, or is truncated."""
+    led = leaders(state)
+    live = [(i, s) for i, s in enumerate(state.slots) if s is not None and s.role in LIVE]
+    if any(s.role in ("seating", "swapping") for _, s in live) or not running_of(state):
+        return state, ()  # somebody is about to move: wait for that
+    movable = [
+        (i, s)
+        for i, s in live
+        if s.role in ("generating", "ready", "prefilling")
+        and i not in led
+        and not (state.limits.shares_pages and s.request.choices > 1)
+    ]
+    if state.limits.can_save and len(live) > 1 and movable:
+        slot, s = max(movable, key=lambda x: (x[1].stalled_until_ns is not None, x[1].ticket))
+        swapping = replace(s, role="swapping", resume=s.role, swap_for="memory")
+        return with_slot(state, slot, swapping), ()
+    slot, _ = max(running_of(state), key=lambda seat: seat[1].ticket)
+    return end_choice(state, slot, "no_space")
+
+
+def lend_seat(state: State, seen: Outlook, now_ns: int, seatable: bool) -> State:
+    """R11, `seat_quantum_ns`: whoever sat longest makes way for the first in line."""
+    policy = state.policy
+    if not policy.seat_quantum_ns or policy.switch != "quantum" or not state.limits.can_save:
+        return state
+    if state.phase != "decode" or seatable or seen.swaps or first_in_line(state) is None:
+        return state
+    served = all(group in state.phase_groups for group in active_groups(state))
+    if not served or now_ns - state.phase_since_ns < policy.decode_quantum_ns:
+        return state
+    lendable = [
+        (i, s)
+        for i, s in enumerate(state.slots)
+        if s is not None
+        and s.role == "generating"
+        and s.request.choices == 1
+        and now_ns - s.seated_ns >= policy.seat_quantum_ns
+    ]
+    if not lendable:
+        return state
+    slot, s = min(lendable, key=lambda seat: seat[1].ticket)
+    return with_slot(state, slot, replace(s, role="swapping", resume=s.role, swap_for="seat"))
