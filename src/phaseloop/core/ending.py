@@ -31,11 +31,13 @@ def end_request(state: State, request_id: RequestId, reason: FinishReason) -> St
     if pending is not None:
         return dequeue(state, pending), (FinishRequest(request_id, reason),)
     effects: list[AnyEffect] = []
-    for slot, sequence in enumerate(state.slots):
-        if sequence is not None and sequence.request.request_id == request_id:
-            if sequence.role in LIVE:
-                state, ended = end_choice(state, slot, reason)
-                effects += ended
+    for slot in range(len(state.slots)):
+        sequence = state.slots[slot]  # of the state so far: a parent takes its children along
+        if sequence is None or sequence.request.request_id != request_id:
+            continue
+        if sequence.role in LIVE:
+            state, ended = end_choice(state, slot, reason)
+            effects += ended
     for saved in state.saved:
         if saved.sequence.request.request_id == request_id:
             state, ended = drop_saved(state, saved.sequence, reason)
