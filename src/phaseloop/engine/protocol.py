@@ -1,0 +1,141 @@
+"""What an engine is to the rest of phaseloop: the one who computes rounds, and owns their memory.
+
+An engine is synchronous and has one caller, its worker (runtime/worker.py).  All calls come from one
+thread, one at a time, in the order in which the reducer decided them; only `abort` may come from
+another thread, and only while `run` runs.  An engine never calls back, knows no clock and decides
+nothing about who runs when: it is told.
+
+Slots are seats with state: KV pages, recurrent state, the last logits, draft state.  A slot is
+described to the outside by one number, its length: how many tokens' state it holds.  Whatever an
+engine keeps per slot is truncated, forked, saved and freed as one.
+
+Errors.  A lane that cannot be computed is a `Failed` in the outcome.  An exception from `run` fails
+the whole round: the engine must then still have every slot at its length before the launch, longer
+ones being truncated by the engine itself.  An exception from `seat` costs the cached prefix.
+`EngineDied` from any call, or any other exception from `release` and `drop`, means that the engine's
+state can no longer be trusted: it is lost, and the server ends.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from phaseloop.core.state import Limits
+from phaseloop.core.vocabulary import (
+    LaunchRound,
+    RequestId,
+    Result,
+    SeatRequest,
+    SlotIndex,
+)
+
+
+class EngineDied(Exception):
+    """The engine is beyond use: a lost device, a dead process, memory that contradicts itself."""
+
+
+class RoundError(Exception):
+    """The round failed as a whole, the engine lives.  `duration_ns` as in Outcome."""
+
+    def __init__(self, reason: str, duration_ns: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.duration_ns = duration_ns
+
+
+class Description(Struct, frozen=True):
+    """What an engine can hold; becomes the engine's half of Limits."""
+
+    name: str  # names the engine and whatever changes its results, for the trace's header
+    slot_count: int
+    batch_tokens: int  # rows of one round
+    context_length: int  # tokens of one sequence
+    page_count: int
+    page_length: int = 256
+    draft_tokens: int = 0
+    can_save: bool = False
+    shares_pages: bool = False
+    forks_anywhere: bool = False
+    model: str | None = None  # digest of the model file
+
+
+class Content(Struct, frozen=True):
+    """What the reducer never sees of a request.  Empty tokens where the engine computes none."""
+
+    tokens: tuple[int, ...] = ()  # the prompt
+    seed: int = 0  # of its sampler, 64 bits
+
+
+class Seated(Struct, frozen=True):
+    """How a seat begins: as RequestSeated has it."""
+
+    cached_length: int = 0
+    restore: bool = False
+
+
+class Outcome(Struct, frozen=True):
+    """A round that came to its end.
+
+    An engine that only pretends to compute says how long it would have taken, and how often it
+    would have looked at `abort` meanwhile; in virtual time that becomes the duration.
+    """
+
+    results: tuple[Result, ...]  # one per lane, in lane order
+    tokens: tuple[tuple[int, ...], ...] = ()  # ids per lane, in lane order; () if there are none
+    duration_ns: int | None = None  # None: what the worker measures
+    step_ns: int | None = None  # None: an abort changes nothing
+
+
+class Engine(Protocol):
+    def describe(self) -> Description:
+        """Constant for the life of the engine."""
+        ...
+
+    def seat(self, seat: SeatRequest, content: Content) -> Seated:
+        """Make `seat.slot` ready for a sequence and say how much of its prompt it holds already.
+
+        Compares the prompt with what the slot, or the snapshot `seat.source`, really holds, keeps
+        the common prefix, shorter than the prompt, and drops the rest.  A child (reason `sibling`)
+        and a saved sequence (`resume`) begin empty: a fork or restore round fills them.
+        """
+        ...
+
+    def run(self, launch: LaunchRound) -> Outcome:
+        """Compute one round.  What each kind of lane means is said at Lane in core/vocabulary.py.
+
+        Lanes of prefill, encode, fork, restore, save and shift produce no tokens; of sample, one;
+        of decode, one to `outputs`; a mixed round's prefill lane with `outputs=1`, one.  A lane
+        whose text ends sets `finish`; then `tokens` counts those before the end, possibly none.
+        Limits on length are not the engine's business.
+        """
+        ...
+
+    def abort(self, round_id: int) -> None:
+        """From any thread: nobody waits for this round any more; end it soon, however it ends.
+
+        Ignored unless that round is running.  Must return at once.
+        """
+        ...
+
+    def release(self, slot: SlotIndex, keep: int, version: int) -> None:
+        """Truncate the slot to `keep` tokens; from now on they are its cache of that version."""
+        ...
+
+    def drop(self, request_id: RequestId, choice: int) -> None:
+        """Forget a sequence that was saved to host RAM."""
+        ...
+
+
+def limits_of(description: Description) -> Limits:
+    """The engine's half of the limits; the operator's half stands at its defaults."""
+    return Limits(
+        slot_count=description.slot_count,
+        batch_tokens=description.batch_tokens,
+        context_length=description.context_length,
+        page_count=description.page_count,
+        page_length=description.page_length,
+        draft_tokens=description.draft_tokens,
+        can_save=description.can_save,
+        shares_pages=description.shares_pages,
+        forks_anywhere=description.forks_anywhere,
+    )
