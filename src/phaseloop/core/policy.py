@@ -120,21 +120,24 @@ def quantum_phase(state: State, seen: Outlook, now_ns: int, prompts: bool) -> Ph
     if not (prompts and seen.active):
         return "decode" if seen.active else "prefill" if prompts else "idle"
     if state.phase == "prefill":
-        served = state.phase_rounds > 0
-        over = served and elapsed_ns >= state.policy.prefill_quantum_ns
+        over = state.phase_rounds > 0 and elapsed_ns >= state.policy.prefill_quantum_ns
         return "decode" if over else "prefill"
     if state.phase == "decode":
-        served = all(group in state.phase_groups for group in active_groups(state))
-        over = served and elapsed_ns >= state.policy.decode_quantum_ns
+        over = all_groups_served(state) and elapsed_ns >= state.policy.decode_quantum_ns
         return "prefill" if over else "decode"
     return "prefill"
 
 
-def active_groups(state: State) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        s.group
-        for s in state.slots
-        if s is not None and s.role == "generating" and s.stalled_until_ns is None
+def all_groups_served(state: State) -> bool:
+    """Whether each group that could emit has had a decode round in this phase (R11)."""
+    led = leaders(state)
+    return all(
+        s.group in state.phase_groups
+        for slot, s in enumerate(state.slots)
+        if s is not None
+        and s.role in ("generating", "ready")
+        and s.stalled_until_ns is None
+        and slot not in led
     )
 
 

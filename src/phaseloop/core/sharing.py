@@ -15,15 +15,15 @@ def choose_leader(state: State, follower: Sequence) -> Follow | None:
     """The seated request that saves this one the most prompt tokens, if any saves enough."""
     request, best = follower.request, None
     for shared in request.shared:
-        position = min(shared.length, request.prompt_length - 1)
-        if position - follower.cached < state.limits.share_length_min:
-            continue
-        if best is not None and position <= best.position:
-            continue
         for slot, leader in enumerate(state.slots):
             if leader is None or leader.request.request_id != shared.request_id:
                 continue
+            # At least one token of the follower's own prompt is left to compute.
+            position = min(shared.length, request.prompt_length - 1, leader.request.prompt_length)
             follow = Follow(slot, shared.request_id, position)
+            saves = position - follower.cached
+            if saves < state.limits.share_length_min or (best and position <= best.position):
+                continue
             if leader.choice == 0 and leader.group == follower.group and leads(state, follow):
                 best = follow
     return best

@@ -24,7 +24,7 @@ from .plan import (
     served_of,
     share_prompts,
 )
-from .policy import Outlook, active_groups, leaders
+from .policy import Outlook, all_groups_served, leaders
 from .state import LIVE, Flight, Group, State, with_slot
 from .vocabulary import AnyEffect, Effects, Lane, LaunchRound
 
@@ -185,8 +185,7 @@ def lend_seat(state: State, seen: Outlook, now_ns: int, seatable: bool) -> State
         return state
     if state.phase != "decode" or seatable or seen.swaps or first_in_line(state) is None:
         return state
-    served = all(group in state.phase_groups for group in active_groups(state))
-    if not served or now_ns - state.phase_since_ns < policy.decode_quantum_ns:
+    if not all_groups_served(state) or now_ns - state.phase_since_ns < policy.decode_quantum_ns:
         return state
     lendable = [
         (i, s)
