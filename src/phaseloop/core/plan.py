@@ -80,7 +80,7 @@ def plan_prompts(state: State) -> Plan | None:
         return None
     group = least_served(state.served, prompts, decode=False)
     fill = fill_limit(state.limits, state.pace)
-    lanes = share_prompts(state, [p for p in prompts if p[1].group == group], fill, sampled=False)
+    lanes = share_prompts(state, of_group(prompts, group), fill, sampled=False)
     tokens = sum(one.count for one in lanes)
     kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
     return Plan(kind, lanes, prefill_reason(state), group, prefill_tokens=tokens)
@@ -230,11 +230,14 @@ def serial_shares(prompts: list[Seat], needs: list[int], capacity: int, order: s
 
 def plan_samples(state: State) -> Plan | None:
     """All first tokens that may be drawn, whatever the group: no weights are involved."""
+    ready = [(i, s) for i, s in enumerate(state.slots) if s is not None and s.role == "ready"]
+    if not ready:
+        return None
     led = leaders(state)
     lanes = tuple(
         lane(slot, s, s.length, 0, 1)
-        for slot, s in enumerate(state.slots)
-        if s is not None and s.role == "ready" and s.stalled_until_ns is None and slot not in led
+        for slot, s in ready
+        if s.stalled_until_ns is None and slot not in led
     )
     if not lanes:
         return None
@@ -257,11 +260,11 @@ def next_group(state: State, running: list[Seat]) -> Group:
 
 
 def plan_shift(state: State, running: list[Seat]) -> Plan | None:
-    limits = state.limits
+    limits, full = state.limits, state.limits.context_length
     lanes = tuple(
         lane(slot, s, keep, (s.length - keep + 1) // 2)
         for slot, s in running
-        if s.length >= limits.context_length and (keep := kept_on_shift(s, limits)) is not None
+        if s.length >= full and (keep := kept_on_shift(s, limits)) is not None
     )
     return Plan("shift", lanes, "context_full") if lanes else None
 
@@ -273,11 +276,11 @@ def kept_on_shift(s: Sequence, limits: Limits) -> int | None:
 
 def decode_width(limits: Limits, s: Sequence, lane_count: int) -> int:
     """Rows of one lane: the pending token and its drafts (R14)."""
-    drafts = limits.draft_tokens
-    if not drafts:
-        return 1
-    drafts = min(drafts, limits.context_length - s.length - 1)
-    drafts = min(drafts, (limits.batch_tokens - lane_count) // lane_count)
+    drafts = min(
+        limits.draft_tokens,
+        limits.context_length - s.length - 1,
+        (limits.batch_tokens - lane_count) // lane_count,
+    )
     if s.output_limit is not None:
         drafts = min(drafts, s.output_limit - s.produced - 1)
     return 1 + max(drafts, 0)
@@ -302,8 +305,12 @@ def served_of(served: tuple[Served, ...], group: Group) -> Served:
     return Served(group)
 
 
+def of_group(seats: list[Seat], group: Group) -> list[Seat]:
+    return [seat for seat in seats if seat[1].group == group]
+
+
 def least_served(served: tuple[Served, ...], seats: list[Seat], *, decode: bool) -> Group:
-    """The group of these seats with the fewest tokens so far; the earliest admitted among equals."""
+    """The group of these seats with the fewest tokens so far; the earliest among equals."""
     first = seats[0][1].group
     if all(s.group == first for _, s in seats):
         return first

@@ -45,27 +45,44 @@ class Outlook(Struct, frozen=True, gc=False):
     prompts: bool  # somebody's prompt is unfinished
     swaps: bool  # somebody leaves for host RAM, to make room
     saves: bool  # a finished sequence's cache is to be copied
-    forks: bool  # a follower's leader has got there
+    follows: bool  # somebody waits to fork from somebody
+    forks: bool  # and could do so now
     active: bool  # somebody could emit
 
 
 def outlook(state: State) -> Outlook:
-    prompts = swaps = saves = active = False
-    led = leaders(state)
-    for slot, sequence in enumerate(state.slots):
-        if sequence is None:
+    prompts = swaps = saves = active = follows = False
+    for s in state.slots:
+        if s is None:
             continue
-        role = sequence.role
+        role = s.role
         if role == "generating" or role == "ready":
-            active = active or (sequence.stalled_until_ns is None and slot not in led)
+            active = active or s.stalled_until_ns is None
         elif role in UNFINISHED:
             prompts = True
+            follows = follows or s.follow is not None
         elif role == "swapping":
             swaps = True
         elif role == "saving":
             saves = True
-    forks = bool(led) and any(s is not None and can_fork(state, s) for s in state.slots)
-    return Outlook(prompts, swaps, saves, forks, active)
+    forks = False
+    if follows:
+        forks = any(s is not None and can_fork(state, s) for s in state.slots)
+        active = bool(emitters(state))
+    return Outlook(prompts, swaps, saves, follows, forks, active)
+
+
+def emitters(state: State) -> tuple[Sequence, ...]:
+    """Who could emit: ready or generating, read by its client, no fork of it due."""
+    led = leaders(state)
+    return tuple(
+        s
+        for slot, s in enumerate(state.slots)
+        if s is not None
+        and s.role in ("generating", "ready")
+        and s.stalled_until_ns is None
+        and slot not in led
+    )
 
 
 def leaders(state: State) -> tuple[SlotIndex, ...]:
@@ -117,6 +134,8 @@ def barrier_phase(state: State, seen: Outlook, prompts: bool, can_resume: bool) 
 def quantum_phase(state: State, seen: Outlook, now_ns: int, prompts: bool) -> Phase:
     elapsed_ns = now_ns - state.phase_since_ns
     prompts = prompts or seen.saves
+    if seen.swaps and state.phase == "decode":
+        return "prefill"  # everybody is held until pages are free, or the quantum is over
     if not (prompts and seen.active):
         return "decode" if seen.active else "prefill" if prompts else "idle"
     if state.phase == "prefill":
@@ -130,15 +149,7 @@ def quantum_phase(state: State, seen: Outlook, now_ns: int, prompts: bool) -> Ph
 
 def all_groups_served(state: State) -> bool:
     """Whether each group that could emit has had a decode round in this phase (R11)."""
-    led = leaders(state)
-    return all(
-        s.group in state.phase_groups
-        for slot, s in enumerate(state.slots)
-        if s is not None
-        and s.role in ("generating", "ready")
-        and s.stalled_until_ns is None
-        and slot not in led
-    )
+    return all(s.group in state.phase_groups for s in emitters(state))
 
 
 def enter(state: State, phase: Phase, now_ns: int) -> State:

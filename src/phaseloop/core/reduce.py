@@ -314,14 +314,19 @@ def advance_once(state: State, now_ns: int) -> Step:
     if state.flight is not None:
         waiting = bool(state.order or state.saved)
         return admit(state, now_ns) if waiting and may_seat(state) else (state, ())
-    state = refollow(state)
     seen = outlook(state)
+    if seen.follows:
+        state = refollow(state)
+        seen = outlook(state)
     state = seal(state, seen)
     effects: Effects = ()
+    resumable = seatable = False
     if state.order or state.saved:
-        state, effects = admit(state, now_ns)
-        seen = outlook(state) if effects else seen
-    resumable, seatable = can_resume(state), bool(state.order or state.saved) and can_seat(state)
+        if state.saved or may_seat(state):
+            state, effects = admit(state, now_ns)
+            seen = outlook(state) if effects else seen
+        resumable = can_resume(state)
+        seatable = state.policy.switch == "quantum" and can_seat(state)
     phase = next_phase(state, seen, now_ns, seatable, resumable)
     if phase != state.phase:
         return enter(state, phase, now_ns), effects

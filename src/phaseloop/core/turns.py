@@ -10,9 +10,9 @@ from .plan import (
     Seat,
     decode_width,
     fill_limit,
-    lane,
     least_served,
     next_group,
+    of_group,
     plan_moves,
     plan_prefill_class,
     plan_samples,
@@ -70,17 +70,14 @@ def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
 
 def launch_tokens(state: State) -> Step:
     """First tokens, then a shift where a context is full, then one decode round of one group."""
-    plan = plan_samples(state)
-    if plan is not None:
-        return launch(state, plan)
     running = running_of(state)
-    plan = plan_shift(state, running)
+    plan = plan_samples(state) or plan_shift(state, running)
     if plan is not None:
         return launch(state, plan)
     effects: Effects = ()
     while running:
         group = next_group(state, running)
-        members = [seat for seat in running if seat[1].group == group]
+        members = of_group(running, group)
         state, evicted, lanes = decode_lanes(state, members)
         effects += evicted
         if lanes:
@@ -100,12 +97,12 @@ def launch_mixed(state: State) -> Step:
     if not running and not prompts:
         return state, ()
     group = mixed_group(state, running, prompts)
-    state, evicted, rows = decode_lanes(state, [seat for seat in running if seat[1].group == group])
+    state, evicted, rows = decode_lanes(state, of_group(running, group))
     fill = min(
         fill_limit(state.limits, state.pace),
         state.limits.batch_tokens - sum(one.count for one in rows),
     )
-    prompts = [seat for seat in prompts_of(state) if seat[1].group == group]
+    prompts = of_group(prompts_of(state), group)
     chunks = share_prompts(state, prompts, fill, sampled=True) if prompts and fill > 0 else ()
     if not rows and not chunks:
         state, ended = make_room(state)
@@ -129,11 +126,12 @@ def decode_lanes(state: State, members: list[Seat]) -> tuple[State, Effects, tup
     members = rows_that_fit(limits, members, served_of(state.served, members[0][1].group).decode)
     lanes: list[Lane] = []
     growing: list[int] = []
+    lane_count, drafts, page_length = len(members), limits.draft_tokens, limits.page_length
     for slot, s in members:
-        count = decode_width(limits, s, len(members))
-        if s.length + count > (s.pages + s.borrowed) * limits.page_length:
+        count = decode_width(limits, s, lane_count) if drafts else 1
+        if s.length + count > (s.pages + s.borrowed) * page_length:
             growing.append(len(lanes))
-        lanes.append(lane(slot, s, s.length, count, count))
+        lanes.append(Lane(slot, s.request.request_id, s.choice, s.length, count, count))
     if not growing:
         return state, (), tuple(lanes)
     effects: list[AnyEffect] = []
