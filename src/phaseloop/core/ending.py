@@ -183,9 +183,8 @@ def bequeath(state: State, slot: SlotIndex, sequence: Sequence) -> tuple[State, 
         if heir is None or i == slot or not heir.borrowed:
             continue
         if heir.request.request_id == sequence.request.request_id:
-            pages = heir.borrowed
-            heir = replace(heir, pages=heir.pages + pages, borrowed=0)
-            return with_slot(state, i, heir), sequence.pages - pages
+            owner = replace(heir, pages=heir.pages + heir.borrowed, borrowed=0)
+            return with_slot(state, i, owner), sequence.pages - heir.borrowed
     return state, sequence.pages
 
 

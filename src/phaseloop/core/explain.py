@@ -41,8 +41,8 @@ WaitReason: TypeAlias = Literal[
 
 REASONS: dict[WaitReason, str] = {
     "in_round": "the engine works on it now",
-    "cohort_sealed": "arrived after a member of the present cohort was ready; the next cohort is its",
-    "cohort_generates": "the present cohort generates; its prompt's turn comes when that has drained",
+    "cohort_sealed": "arrived after a member of this cohort was ready; it belongs to the next",
+    "cohort_generates": "the cohort before it generates; its prompt begins when that has drained",
     "decode_slice": "others generate; prompts get their turn when the decode quantum is over",
     "behind_others": "others are before it in the queue, which nothing overtakes",
     "no_slot": "first in line, but no slot is free",
@@ -62,7 +62,7 @@ REASONS: dict[WaitReason, str] = {
     "round_ending": "finished; the seat is free when the present round is done",
     "saved_for_memory": "in host RAM until enough KV pages are free",
     "saved_for_seat": "in host RAM until its turn for a seat comes",
-    "other_round": "waits for the round in flight: another group's, a copy, or one without its lane",
+    "other_round": "waits for the round in flight: another group's, or a copy",
 }
 
 

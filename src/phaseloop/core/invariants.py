@@ -360,11 +360,13 @@ def check_quantum(before: State, event: AnyEvent, after: State, launch: LaunchRo
         return
     elapsed_ns = event.at_ns - before.phase_since_ns
     seen = outlook(after)
-    if after.phase == "prefill" and seen.active and before.phase_rounds:
-        if elapsed_ns >= policy.prefill_quantum_ns:
+    if after.phase == "prefill":
+        over = before.phase_rounds > 0 and elapsed_ns >= policy.prefill_quantum_ns
+        if over and seen.active:
             fail("I6", f"prefill goes on after {elapsed_ns} ns while others could generate")
-    if after.phase == "decode" and launch.kind == "decode" and (seen.prompts or can_seat(after)):
-        if all_groups_served(before) and elapsed_ns >= policy.decode_quantum_ns:
+    elif launch.kind == "decode":
+        over = all_groups_served(before) and elapsed_ns >= policy.decode_quantum_ns
+        if over and (seen.prompts or can_seat(after)):
             fail("I6", f"decode goes on after {elapsed_ns} ns while a prompt waits")
 
 
@@ -386,4 +388,3 @@ def check_shares(state: State, launch: LaunchRound) -> None:
         fail("I7", f"unsatisfied shares {open_shares} differ by more than one token")
     if open_shares and max(shares.values()) > min(open_shares) + 1:
         fail("I7", f"a satisfied share exceeds the unsatisfied {open_shares}: {shares}")
-

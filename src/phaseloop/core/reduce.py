@@ -1,8 +1,8 @@
 """reduce(state, event) -> (state, effects): total, pure, the only place where State changes.
 
 How to read it: `reduce` first lets the event change what is true (one `on_<event>` each), then, in
-`advance`, asks what to do next.  While a round is in flight that is only seating; when the engine is
-free it is, in this order: a pending policy, the seal, admission, the phase, the next round.
+`advance`, asks what to do next.  While a round is in flight that is only seating; when the engine
+is free it is, in this order: a pending policy, the seal, admission, the phase, the next round.
 
 What is not here: which phase (policy.py), what a round carries (plan.py), who gets a seat
 (admission.py), how things end (ending.py), how completed lanes move on (rounds.py), pages

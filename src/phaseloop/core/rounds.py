@@ -100,12 +100,11 @@ def generated(
     if limit is not None and s.produced + tokens >= limit:
         tokens = limit - s.produced
         ending = ending or "length"
-    if s.role == "generating":
-        # The pending token was computed, and each accepted draft with it.
-        length = s.length + max(tokens, 1)
-    else:
-        length = s.length + lane.count  # the prompt's last chunk, or nothing in a sample round
-    return replace(s, role="generating", length=length, produced=s.produced + tokens), ending
+    # A decode lane computed its pending token, and each accepted draft with it; others computed
+    # the prompt's last chunk (`mixed`), or nothing (a sample round).
+    rows = max(tokens, 1) if s.role == "generating" else lane.count
+    produced = s.produced + tokens
+    return replace(s, role="generating", length=s.length + rows, produced=produced), ending
 
 
 def prompted(s: Sequence, lane: Lane) -> tuple[Sequence, FinishReason | None]:

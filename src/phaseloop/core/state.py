@@ -20,7 +20,7 @@ Role: TypeAlias = Literal[
     "generating",
     "swapping",  # leaves for host RAM with the next save round, to be resumed later
     "saving",  # finished; a copy of its cache goes to host RAM, then the seat is free (R8)
-    "leaving",  # finished for the client; the seat stays until its round or its seating is done (R4)
+    "leaving",  # finished for the client; the seat stays while its round or its seating lasts (R4)
 ]
 UNFINISHED: tuple[Role, ...] = ("seating", "restoring", "following", "prefilling")
 LIVE: tuple[Role, ...] = (*UNFINISHED, "ready", "generating", "swapping")

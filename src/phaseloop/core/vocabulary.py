@@ -1,4 +1,4 @@
-"""What may happen (Event) and what must be done about it (Effect): all that crosses the core's border.
+"""What may happen (Event) and what must be done about it (Effect): all that crosses the border.
 
 Time is an integer of nanoseconds (`_ns`), stamped once by the shell when a fact enters the mailbox.
 Lengths and counts are tokens.  The core never sees text or token ids, so a trace of these records
@@ -60,7 +60,7 @@ ReleaseReason: TypeAlias = Literal["finished", "saved", "evicted", "seat_cancell
 
 
 class Candidate(Struct, frozen=True, gc=False):
-    """A cached prefix that the shell found when the request arrived; void once the version moved."""
+    """A cached prefix that the shell found at arrival; void once the version has moved."""
 
     source: Literal["slot", "snapshot"]
     index: int  # the slot, or the snapshot's id
