@@ -358,6 +358,8 @@ def check_quantum(before: State, event: AnyEvent, after: State, launch: LaunchRo
     policy = after.policy
     if policy.switch != "quantum" or before.policy != policy or before.phase != after.phase:
         return
+    if after.phase_rounds <= before.phase_rounds:
+        return  # a new phase of the same kind: in between, everybody was held for memory
     elapsed_ns = event.at_ns - before.phase_since_ns
     seen = outlook(after)
     if after.phase == "prefill":
