@@ -134,7 +134,8 @@ def admit(state: State, now_ns: int) -> tuple[State, Effects]:
     while state.saved or state.order:
         waiting = first_in_line(state)
         if isinstance(waiting, Saved):
-            allowed = state.phase != "decode" or opened
+            # Back to its own cohort after making room (R9), or to a new one after lending its seat.
+            allowed = opened or (waiting.cause == "memory" and state.phase == "prefill")
             if not allowed or not fits_saved(state, waiting.sequence):
                 break
             state, done = resume(state, waiting, now_ns)
