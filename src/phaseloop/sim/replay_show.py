@@ -9,6 +9,7 @@ from phaseloop.core.explain import REASONS, explain
 from phaseloop.core.state import Sequence, State
 from phaseloop.core.vocabulary import RequestId
 
+from .replay_cursor import TargetError, parse_target
 from .replay_text import (
     count_text,
     lane_text,
@@ -27,6 +28,15 @@ QUEUE_SHOWN = 40
 class Show(Struct, frozen=True):
     view: View
     request_id: RequestId = 0  # of the view `request`
+
+
+def parse_show(text: str) -> Show:
+    """`state`, `queue`, `kv` or `req:ID`.  Raises TargetError."""
+    if text in ("state", "queue", "kv"):
+        return Show(text)
+    if text.startswith("req:"):
+        return Show("request", parse_target(text).value)
+    raise TargetError(f"{text!r} is not state, queue, kv or req:ID")
 
 
 def show_lines(show: Show, state: State, now_ns: int) -> list[str]:

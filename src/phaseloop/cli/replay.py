@@ -1,0 +1,114 @@
+"""`phaseloop replay`: run a recorded trace again; check it, explain it, export it, change it."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+from phaseloop.runtime.trace import TraceError, open_trace
+from phaseloop.sim.replay import EXIT_DIVERGED, EXIT_OK, EXIT_UNREADABLE, Fold
+from phaseloop.sim.replay_cursor import Cursor, TargetError, parse_target
+from phaseloop.sim.replay_diff import difference_lines, first_difference, header_lines
+
+from .replay_fold import UsageError, fold_once
+from .replay_report import verdict_lines
+from .replay_terminal import browse
+
+HELP = "run a recorded trace again: check it, explain it, export it, change it"
+DESCRIPTION = """\
+Runs the reducer over a recorded trace and compares every decision with the recorded digest.
+Exit codes: 0 equal, 1 diverged with the sources that wrote the trace (or --diff found something),
+2 unreadable or lacking what was asked for, 3 diverged with other sources."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.add_argument("trace", type=Path, help="a trace: JSON lines, as serve and simulate write")
+    place = parser.add_argument_group("a place in the trace")
+    place.add_argument(
+        "--until", metavar="PLACE", help="stop after event 120, at 12.5s, or when req:3 arrives"
+    )
+    place.add_argument("--step", action="store_true", help="step by hand, from the beginning on")
+    place.add_argument("--back", action="store_true", help="step by hand, from the end back")
+    place.add_argument("--show", metavar="WHAT", help="state, queue, kv or req:ID at that place")
+    place.add_argument("--why", metavar="req:ID", help="the story of a request: why it waited")
+    export = parser.add_argument_group("exports")
+    export.add_argument("--stats", action="store_true", help="distributions of waits and gaps")
+    export.add_argument("--csv", type=Path, metavar="FILE", help="a row per request")
+    export.add_argument("--perfetto", type=Path, metavar="FILE", help="for ui.perfetto.dev")
+    export.add_argument("--redact", type=Path, metavar="FILE", help="a trace fit for sharing")
+    other = parser.add_argument_group("comparisons and changes")
+    change = other.add_mutually_exclusive_group()
+    change.add_argument("--diff", type=Path, metavar="FILE", help="where another trace parts")
+    change.add_argument("--engine", action="store_true", help="run the model again as well")
+    mode = parser.add_argument_group("how")
+    mode.add_argument("--force", action="store_true", help="go on past a divergence")
+    mode.add_argument("--twice", action="store_true", help="take every step twice and compare")
+    mode.add_argument("--check", action="store_true", help="hold every step to the invariants")
+    mode.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run(args: Namespace) -> int:
+    try:
+        return replay(args)
+    except (TraceError, TargetError, UsageError) as error:
+        return refuse(str(error))
+    except OSError as error:
+        return refuse(f"{error.filename or args.trace}: {error.strerror or error}")
+
+
+def refuse(message: str) -> int:
+    sys.stderr.write(f"phaseloop replay: {message}\n")
+    return EXIT_UNREADABLE
+
+
+def replay(args: Namespace) -> int:
+    if args.engine:
+        return refuse_engine(args)
+    if args.step or args.back:
+        return step_by_hand(args)
+    if args.diff is not None:
+        return compare(args)
+    return fold_once(args)
+
+
+def refuse_engine(args: Namespace) -> int:
+    with open_trace(args.trace) as reader:
+        content = reader.header.content
+    raise UsageError(
+        f"--engine: {args.trace} holds {content}, no token ids, so there is nothing to run a model "
+        "on; what it holds, the decisions, is replayed without --engine"
+    )
+
+
+def step_by_hand(args: Namespace) -> int:
+    with Cursor(args.trace, force=args.force) as cursor:
+        if args.until is not None:
+            seq = cursor.find(parse_target(args.until))
+        else:
+            seq = cursor.end() if args.back else -1
+        browse(cursor, seq)
+        verdict = cursor.verdict()
+        if cursor.broken is not None:
+            raise cursor.broken
+        if verdict.exit_code != EXIT_OK:
+            write(verdict_lines(cursor.reader.header, verdict))
+        return verdict.exit_code
+
+
+def compare(args: Namespace) -> int:
+    with ExitStack() as files:
+        left = files.enter_context(open_trace(args.trace))
+        right = files.enter_context(open_trace(args.diff))
+        one, two = Fold(left, force=True), Fold(right, force=True)
+        lines = header_lines(left.header, right.header)
+        difference = first_difference(one, two)
+    if difference is None:
+        write([*lines, f"the same {one.events:,} events and decisions"])
+        return EXIT_OK
+    write([*lines, *difference_lines(difference)])
+    return EXIT_DIVERGED
+
+
+def write(lines: list[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -1,0 +1,243 @@
+"""One fold of a trace, with whatever was asked for watching it: the report, a story, exports."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from phaseloop.runtime.trace import Reader
+from phaseloop.sim.metrics import Collector
+from phaseloop.sim.replay import EXIT_OK, Fold, Step
+from phaseloop.sim.replay_cursor import Target, parse_target, reaches, upto
+from phaseloop.sim.replay_export import Redactor, RequestTable
+from phaseloop.sim.replay_perfetto import Perfetto
+from phaseloop.sim.replay_show import Show, parse_show, show_lines
+from phaseloop.sim.replay_story import Story, Storyteller, story_lines
+from phaseloop.sim.replay_tally import Tally
+
+from .replay_report import Report, report_lines, report_object, stats_lines, verdict_lines
+
+PROGRESS_BYTES_MIN = 4 << 20  # a shorter trace is done before a bar would be seen
+PROGRESS_EVENTS = 4096
+
+Watcher = Callable[[Step], None]
+
+
+class UsageError(Exception):
+    """Options that do not go together, or something that the trace does not hold."""
+
+
+class Views:
+    """What was asked for of a fold; each part is a watcher or nothing."""
+
+    def __init__(self, args: Namespace, fold: Fold, files: ExitStack) -> None:
+        self.tally = Tally()
+        self.watchers: list[Watcher] = [self.tally.see]
+        self.last: Step | None = None
+        self.first = fold.state
+        self.show: Show | None = None if args.show is None else parse_show(args.show)
+        if self.show is not None:
+            self.watchers.append(self._keep)
+        self.teller: Storyteller | None = None
+        if args.why is not None:
+            self.teller = Storyteller(parse_target_request(args.why))
+            self.watchers.append(self.teller.see)
+        self.collector: Collector | None = None
+        if args.stats:
+            self.collector = Collector(fold.reader.header.limits, fold.reader.header.policy)
+            self.watchers.append(self._collect)
+        self.exports = Exports(args, fold, files)
+        self.watchers += self.exports.watchers
+
+    def close(self, fold: Fold) -> None:
+        self.tally.close()
+        self.exports.close(fold)
+
+    def story(self) -> Story | None:
+        """Raises UsageError where the request does not occur."""
+        if self.teller is None:
+            return None
+        story = self.teller.finished()
+        if story is None:
+            raise UsageError(f"request {self.teller.request_id} does not occur up to there")
+        return story
+
+    def shown(self) -> list[str]:
+        if self.show is None:
+            return []
+        if self.last is None:
+            return show_lines(self.show, self.first, 0)
+        return show_lines(self.show, self.last.after, self.last.event.at_ns)
+
+    def _keep(self, step: Step) -> None:
+        self.last = step
+
+    def _collect(self, step: Step) -> None:
+        assert self.collector is not None
+        self.collector.observe(step.event, step.before, step.after, step.effects)
+
+
+class Exports:
+    """The files to be written."""
+
+    def __init__(self, args: Namespace, fold: Fold, files: ExitStack) -> None:
+        self.watchers: list[Watcher] = []
+        self.names: list[str] = []
+        self.table: RequestTable | None = None
+        self.perfetto: Perfetto | None = None
+        self.redactor: Redactor | None = None
+        if args.csv is not None:
+            self.table = RequestTable(create_text(self._named(args.csv), args.trace, files))
+            self.watchers.append(self.table.see)
+        if args.perfetto is not None:
+            out = create(self._named(args.perfetto), args.trace, files)
+            self.perfetto = Perfetto(out, fold.state)
+            self.watchers.append(self.perfetto.see)
+        if args.redact is not None:
+            out = create(self._named(args.redact), args.trace, files)
+            self.redactor = Redactor(out, fold.reader.header, fold.state)
+            self.watchers.append(self.redactor.see)
+
+    def close(self, fold: Fold) -> None:
+        if self.table is not None:
+            self.table.close()
+        if self.perfetto is not None:
+            self.perfetto.close()
+        if self.redactor is not None:
+            self.redactor.close(fold.reader.footer)
+
+    def lines(self) -> list[str]:
+        lines = [f"wrote {name}" for name in self.names]
+        if self.redactor is not None:
+            lines.append(redaction_text(self.redactor.dropped))
+        return lines
+
+    def _named(self, path: Path) -> Path:
+        self.names.append(str(path))
+        return path
+
+
+def redaction_text(dropped: dict[str, int]) -> str:
+    """The content of a trace is counts: there is no text and no token id to begin with."""
+    held = "a counts trace holds no text and no token ids"
+    if not dropped:
+        return f"{held}; nothing else to drop either, so the chain is as it was"
+    parts = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in dropped.items())
+    return f"{held}; dropped: {parts}; the chain is a new one, over the same decisions"
+
+
+def create(path: Path, trace: Path, files: ExitStack) -> BinaryIO:
+    """Open a file to be written.  Raises UsageError where it is the trace itself, or OSError."""
+    refuse_same(path, trace)
+    return files.enter_context(path.open("wb"))
+
+
+def create_text(path: Path, trace: Path, files: ExitStack) -> TextIO:
+    refuse_same(path, trace)
+    return files.enter_context(path.open("w", encoding="utf-8", newline=""))
+
+
+def refuse_same(path: Path, trace: Path) -> None:
+    if path.exists() and path.samefile(trace):
+        raise UsageError(f"{path} is the trace itself and would be overwritten; name another file")
+
+
+def parse_target_request(text: str) -> int:
+    """The ID of `req:ID`, or of a plain number."""
+    target = parse_target(text if text.startswith("req:") else f"req:{text}")
+    return target.value
+
+
+def fold_once(args: Namespace) -> int:
+    """Fold the trace, or its beginning, and print what was asked for."""
+    target = None if args.until is None else parse_target(args.until)
+    with ExitStack() as files:
+        source = files.enter_context(args.trace.open("rb", buffering=1 << 18))
+        reader = Reader(args.trace, source)
+        fold = Fold(reader, force=args.force, twice=args.twice, check=args.check)
+        views = Views(args, fold, files)
+        start_s = time.perf_counter()
+        size = args.trace.stat().st_size
+        steps = with_progress(upto(iter(fold), target), source, size)
+        is_part = watch(steps, views.watchers, target)
+        elapsed_s = time.perf_counter() - start_s
+        views.close(fold)
+    report = Report(str(args.trace), reader.header, fold.verdict(), views.tally, elapsed_s, is_part)
+    if args.json:
+        print_object(report, views)
+    else:
+        print_text(report, views)
+    return report.verdict.exit_code
+
+
+def watch(steps: Iterator[Step], watchers: list[Watcher], target: Target | None) -> bool:
+    """Show every step to every watcher; whether the target, not the trace, was the end."""
+    step = None
+    if len(watchers) == 1:
+        see = watchers[0]
+        for step in steps:
+            see(step)
+    else:
+        for step in steps:
+            for see in watchers:
+                see(step)
+    if target is None:
+        return False
+    if target.kind == "time":
+        return True
+    if step is None or not reaches(target, step):
+        raise UsageError(f"--until: the trace does not get to {target_text(target)}")
+    return True
+
+
+def target_text(target: Target) -> str:
+    return f"event {target.value}" if target.kind == "seq" else f"request {target.value}"
+
+
+def with_progress(steps: Iterator[Step], source: BinaryIO, size: int) -> Iterator[Step]:
+    """A bar on stderr for long traces, if somebody is there to see it."""
+    if size < PROGRESS_BYTES_MIN or not sys.stderr.isatty():
+        yield from steps
+        return
+    columns = (TextColumn("replay"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("replay", total=size)
+        for count, step in enumerate(steps):
+            if count % PROGRESS_EVENTS == 0:
+                progress.update(task, completed=source.tell())
+            yield step
+
+
+def print_text(report: Report, views: Views) -> None:
+    lines = views.shown()
+    story = views.story()
+    if story is not None:
+        lines += story_lines(story)
+    if not lines:
+        lines = report_lines(report)
+        if views.collector is not None:
+            lines += stats_lines(views.collector.summary())
+    elif report.verdict.exit_code != EXIT_OK:
+        lines += verdict_lines(report.header, report.verdict)
+    sys.stdout.write("".join(f"{line}\n" for line in lines + views.exports.lines()))
+
+
+def print_object(report: Report, views: Views) -> None:
+    fields = report_object(report)
+    if views.collector is not None:
+        fields["stats"] = views.collector.summary()
+    if views.show is not None:
+        fields["show"] = views.shown()
+    if (story := views.story()) is not None:
+        fields["why"] = story
+    fields["written"] = views.exports.names
+    content = msgspec.json.format(msgspec.json.encode(fields), indent=2)
+    sys.stdout.write(content.decode() + "\n")
