@@ -1,0 +1,42 @@
+# `make test` is all a fresh machine needs: it has python3, make and a C compiler, the rest follows.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+comma := ,
+EXTRAS := dev$(if $(HAS_GPU),$(comma)cuda)
+STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint fmt check bench clean
+
+help:  ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP)  ## a virtual environment in .venv with everything that work here needs
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
+
+test: setup  ## all tests; ARGS="tests/core -k seal" for some
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+fmt: setup  ## put the format right, and what style can be fixed by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint test  ## what CI runs
+
+bench: setup  ## measure the budgets and write docs/performance.md; ARGS="--only trace" for some
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+clean:  ## remove what was made
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

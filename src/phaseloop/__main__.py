@@ -1,0 +1,7 @@
+"""`python -m phaseloop` is `phaseloop`."""
+
+import sys
+
+from phaseloop.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,120 @@
+"""`phaseloop COMMAND ...`: finds the command, and turns whatever ends it into an exit code.
+
+A command is a module `phaseloop.cli.<name>` with `HELP`, `add_arguments(parser)` and `run(args)`,
+which returns the exit code.  Only the module of the command that was asked for is imported, so that
+`--help` and `--version` answer at once.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from phaseloop import __version__
+
+from .errors import EXIT_USAGE, UserError
+
+COMMANDS = {  # in the order of the help
+    "simulate": "run a workload against a policy in virtual time, and measure it",
+    "check": "visit every state of the reducer within bounds, and check every promise",
+    "replay": "run a recorded trace again: check it, explain it, export it, change it",
+}
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+class Command(Protocol):
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; `argv` without the program's name, the process's own if None."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        exit_code = dispatch(arguments)
+        sys.stdout.flush()
+        return exit_code
+    except UserError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has enough.  What is still buffered must not be tried again when
+        # the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+
+
+def dispatch(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else None
+    if name not in COMMANDS:
+        return answer_without_command(arguments)
+    command = load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"phaseloop {name}",
+        description=command.HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    try:
+        args = parser.parse_args(arguments[1:])
+    except SystemExit as end:  # argparse has said what is wrong, or has printed the help
+        return exit_code_of(end)
+    return command.run(args)
+
+
+def load(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"phaseloop.cli.{name}"))
+
+
+def answer_without_command(arguments: list[str]) -> int:
+    """`--help`, `--version`, nothing at all, or what is no command."""
+    parser = argparse.ArgumentParser(
+        prog="phaseloop",
+        usage="phaseloop [--help] [--version] COMMAND ...",
+        description="An LLM server in which prompts and answers never share the engine.",
+        epilog=commands_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"phaseloop {__version__}")
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    if not arguments[0].startswith("-"):
+        raise UserError(unknown_command(arguments[0]))
+    try:
+        parser.parse_args(arguments)
+    except SystemExit as end:
+        return exit_code_of(end)
+    raise UserError(f"{arguments[0]} wants a command after it; see phaseloop --help")
+
+
+def commands_help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return "\n".join(("commands:", *lines, "", "phaseloop COMMAND --help tells about one command."))
+
+
+def unknown_command(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return f"no command {name!r}: {remedy}"
+
+
+def exit_code_of(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else 0
+
+
+def complain(message: str) -> None:
+    sys.stderr.write(f"phaseloop: {message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
