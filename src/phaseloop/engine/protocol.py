@@ -1,9 +1,9 @@
 """What an engine is to the rest of phaseloop: the one who computes rounds, and owns their memory.
 
-An engine is synchronous and has one caller, its worker (runtime/worker.py).  All calls come from one
-thread, one at a time, in the order in which the reducer decided them; only `abort` may come from
-another thread, and only while `run` runs.  An engine never calls back, knows no clock and decides
-nothing about who runs when: it is told.
+An engine is synchronous and has one caller, its worker (runtime/worker.py).  All calls come from
+one thread, one at a time, in the order in which the reducer decided them; only `abort` may come
+from another thread, while `run` runs or just after.  An engine never calls back, knows no clock and
+decides nothing about who runs when: it is told.
 
 Slots are seats with state: KV pages, recurrent state, the last logits, draft state.  A slot is
 described to the outside by one number, its length: how many tokens' state it holds.  Whatever an
@@ -12,8 +12,8 @@ engine keeps per slot is truncated, forked, saved and freed as one.
 Errors.  A lane that cannot be computed is a `Failed` in the outcome.  An exception from `run` fails
 the whole round: the engine must then still have every slot at its length before the launch, longer
 ones being truncated by the engine itself.  An exception from `seat` costs the cached prefix.
-`EngineDied` from any call, or any other exception from `release` and `drop`, means that the engine's
-state can no longer be trusted: it is lost, and the server ends.
+`EngineDied` from any call, or any other exception from `release` and `drop`, means that the
+engine's state can no longer be trusted: it is lost, and the server ends.
 """
 
 from typing import Protocol
