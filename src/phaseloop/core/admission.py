@@ -39,8 +39,17 @@ def refusal(state: State, requests: tuple[Request, ...]) -> FinishReason | None:
         if reason is not None:
             return reason
     if len(state.queue) + len(requests) > state.limits.queue_length_max:
-        return "queue_full"
+        return None if walks_in(state, requests) else "queue_full"
     return None
+
+
+def walks_in(state: State, requests: tuple[Request, ...]) -> bool:
+    """Whether the whole call finds seats at once, so that it never waits in the queue."""
+    if state.order or state.saved or not may_seat(state) or state.policy_pending is not None:
+        return False
+    pages = sum(reservation_of_all(state.limits, request) for request in requests)
+    seats = sum(request.choices for request in requests)
+    return seats <= state.slots.count(None) and pages <= pages_available(state)
 
 
 def unfit(limits: Limits, request: Request) -> FinishReason | None:

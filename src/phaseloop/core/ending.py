@@ -54,7 +54,7 @@ def end_choice(state: State, slot: SlotIndex, reason: FinishReason) -> Step:
         return end_family(state, request.request_id, slot, reason)
     state, released = vacate(state, slot)
     if in_host_ram(sequence):
-        released = (*released, DropSaved(request.request_id, sequence.choice, reason))
+        released = (*released, DropSaved(request.request_id, sequence.choice, "ended"))
     return finish(state, sequence, reason, released)
 
 
@@ -109,7 +109,7 @@ def is_live(state: State, request_id: RequestId) -> bool:
 def drop_saved(state: State, sequence: Sequence, reason: FinishReason) -> Step:
     request_id, choice = sequence.request.request_id, sequence.choice
     saved = tuple(s for s in state.saved if s.sequence is not sequence)
-    dropped = (DropSaved(request_id, choice, reason),)
+    dropped = (DropSaved(request_id, choice, "ended"),)
     return finish(replace(state, saved=saved), sequence, reason, dropped)
 
 
@@ -118,11 +118,10 @@ def vacate(state: State, slot: SlotIndex) -> Step:
     sequence = state.slots[slot]
     assert sequence is not None
     if sequence.role == "seating" or on_engine(state, slot):
+        role = "unseating" if sequence.role == "seating" else "leaving"
         length = 0 if in_host_ram(sequence) else sequence.length
-        leaving = replace(
-            sequence, role="leaving", length=length, follow=None, stalled_until_ns=None
-        )
-        return with_slot(state, slot, leaving), ()
+        ended = replace(sequence, role=role, length=length, follow=None, stalled_until_ns=None)
+        return with_slot(state, slot, ended), ()
     return release(state, slot, "finished")
 
 

@@ -137,7 +137,7 @@ def explain_seated(
             return "in_round", ()
         case "saving":
             return "cache_saving", ()
-        case "seating":
+        case "seating" | "unseating":
             return "being_seated", ()
         case "restoring":
             return "state_returning", ()

@@ -54,7 +54,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "barrier": ("I1", "I2", "I3", "I4"),
     "quantum": ("I1", "I6"),
 }
-COMPUTE = ("prefill", "encode", "decode", "shift", "mixed")
+COMPUTE = ("prefill", "encode", "decode", "mixed")  # rounds that run the weights
 
 
 class Violation(AssertionError):
@@ -100,7 +100,7 @@ def check_launch(state: State, launch: LaunchRound) -> None:
         if launch.kind in COMPUTE and group not in (None, s.group):
             fail("core", f"R7: groups {group} and {s.group} share round {launch.round_id}")
         group = s.group
-    if launch.kind != "shift" and rows > limits.batch_tokens:
+    if rows > limits.batch_tokens:
         fail("I8", f"{rows} rows in a round of at most {limits.batch_tokens}")
     if outputs > limits.slot_count * (1 + limits.draft_tokens):
         fail("I8", f"{outputs} output rows for {limits.slot_count} slots")
@@ -225,7 +225,9 @@ def check_progress(state: State) -> None:
     """I5: with the engine idle, whoever is left waits for a client, a timer, or a seat's answer."""
     if state.flight is not None or state.stopped:
         return
-    if any(s is not None and s.role in ("seating", "leaving") for s in state.slots):
+    if any(s is not None and s.role == "leaving" for s in state.slots):
+        fail("I5", "a seat waits for a round that is not in flight")
+    if any(s is not None and s.role in ("seating", "unseating") for s in state.slots):
         return  # the shell owes RequestSeated
     if state.linger_until_ns is not None and None in state.slots:
         return
@@ -382,7 +384,7 @@ def check_shares(state: State, launch: LaunchRound) -> None:
     for slot, s in enumerate(state.slots):
         if s is not None and s.role == "prefilling" and s.group == first.group:
             needs[slot] = next_stop(slot, s, stops) - s.length
-    fill, capacity = sum(shares.values()), fill_limit(state.limits, state.pace)
+    fill, capacity = sum(shares.values()), fill_limit(state.limits, state.paces, launch.kind)
     if fill != min(capacity, sum(needs.values())):
         fail("I7", f"fill {fill} of capacity {capacity} with needs {needs}")
     open_shares = [shares.get(slot, 0) for slot in needs if shares.get(slot, 0) < needs[slot]]

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from .policy import can_fork, leaders
 from .state import Group, Limits, Pace, Sequence, Served, State
-from .vocabulary import Lane, LaunchReason, RoundKind, SlotIndex
+from .vocabulary import Lane, LaunchReason, Policy, RoundKind, SlotIndex
 
 Seat = tuple[SlotIndex, Sequence]
 FILL_MIN = 32  # tokens; below this a prompt would not get anywhere (R10)
@@ -20,7 +20,7 @@ class Plan(Struct, frozen=True, gc=False):
     reason: LaunchReason
     group: Group | None = None  # of a compute round
     prefill_tokens: int = 0
-    decode_tokens: int = 0
+    decode_rounds: int = 0
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -75,14 +75,14 @@ def lane(
 
 
 def plan_prompts(state: State) -> Plan | None:
-    prompts = prompts_of(state)
+    prompts = sharing(prompts_of(state), state.policy)
     if not prompts:
         return None
     group = least_served(state.served, prompts, decode=False)
-    fill = fill_limit(state.limits, state.pace)
+    kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
+    fill = fill_limit(state.limits, state.paces, kind)
     lanes = share_prompts(state, of_group(prompts, group), fill, sampled=False)
     tokens = sum(one.count for one in lanes)
-    kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
     return Plan(kind, lanes, prefill_reason(state), group, prefill_tokens=tokens)
 
 
@@ -107,12 +107,13 @@ def prompts_of(state: State) -> list[Seat]:
     return prompts
 
 
-def fill_limit(limits: Limits, pace: Pace | None) -> int:
+def fill_limit(limits: Limits, paces: tuple[Pace, ...], kind: RoundKind) -> int:
     """Prompt tokens of the next round: the most on a grid of doublings that fits the time (R10)."""
     most = limits.batch_tokens
     if limits.round_ns_max == 0:
         return most
     fill = min(FILL_MIN, most)
+    pace = pace_of(paces, kind)
     if pace is None:
         return fill
     while fill < most:
@@ -123,20 +124,24 @@ def fill_limit(limits: Limits, pace: Pace | None) -> int:
     return fill
 
 
+def pace_of(paces: tuple[Pace, ...], kind: RoundKind) -> Pace | None:
+    for pace in paces:
+        if pace.kind == kind:
+            return pace
+    return None
+
+
 def share_prompts(
     state: State, prompts: list[Seat], capacity: int, *, sampled: bool
 ) -> tuple[Lane, ...]:
     """Lanes of one group's prompts in at most `capacity` tokens, shared as the policy says."""
     stops = follower_stops(state)
     needs = [next_stop(slot, s, stops) - s.length for slot, s in prompts]
-    match state.policy.share:
-        case "fair":
-            served = served_of(state.served, prompts[0][1].group).prefill
-            shares = fair_shares(needs, capacity, served)
-        case "greedy":
-            shares = greedy_shares(needs, capacity)
-        case "serial":
-            shares = serial_shares(prompts, needs, capacity, state.policy.serial_order)
+    if state.policy.share == "fair":
+        served = served_of(state.served, prompts[0][1].group).prefill
+        shares = fair_shares(needs, capacity, served)
+    else:
+        shares = greedy_shares(needs, capacity)
     led = leaders(state)
     return tuple(
         lane(slot, s, s.length, share, int(sampled and samples_at_end(slot, s, share, led)))
@@ -212,17 +217,20 @@ def greedy_shares(needs: list[int], capacity: int) -> list[int]:
     return shares
 
 
-def serial_shares(prompts: list[Seat], needs: list[int], capacity: int, order: str) -> list[int]:
-    """One owner until its prompt is complete; a round is never topped up by the next owner."""
+def sharing(prompts: list[Seat], policy: Policy) -> list[Seat]:
+    """Whose prompts may share the next round: everybody's, or under `serial` one owner's.
 
-    def rank(index: int) -> tuple[bool, int]:
-        s = prompts[index][1]
-        is_new = s.length == s.cached
-        remaining = s.request.prompt_length - s.length if order == "shortest" else 0
-        return is_new, remaining
+    The owner keeps the engine until its prompt is complete, and is never topped up by the next.
+    """
+    if policy.share != "serial" or not prompts:
+        return prompts
 
-    owner = min(range(len(prompts)), key=rank)  # the first in planning order among equals
-    return [min(need, capacity) if i == owner else 0 for i, need in enumerate(needs)]
+    def rank(seat: Seat) -> tuple[bool, int]:
+        s = seat[1]
+        remaining = s.request.prompt_length - s.length if policy.serial_order == "shortest" else 0
+        return s.length == s.cached, remaining
+
+    return [min(prompts, key=rank)]  # the first in planning order among equals
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -286,12 +294,12 @@ def decode_width(limits: Limits, s: Sequence, lane_count: int) -> int:
     return 1 + max(drafts, 0)
 
 
-def rows_that_fit(limits: Limits, members: list[Seat], served: int) -> list[Seat]:
-    """No more lanes than rows; who sits out rotates with the tokens served."""
+def rows_that_fit(limits: Limits, members: list[Seat], rounds: int) -> list[Seat]:
+    """No more lanes than rows; who sits out rotates with the rounds of the group."""
     most = limits.batch_tokens
     if len(members) <= most:
         return members
-    start = served % len(members)
+    start = rounds * most % len(members)
     return sorted((members[start:] + members[:start])[:most], key=lambda seat: seat[0])
 
 
@@ -325,7 +333,7 @@ def least_served(served: tuple[Served, ...], seats: list[Seat], *, decode: bool)
 def serve(
     served: tuple[Served, ...], group: Group, prefill: int, decode: int
 ) -> tuple[Served, ...]:
-    """Count a round's tokens.  A group new to the table starts level with the least served."""
+    """Count a round.  A group new to the table starts level with the least served."""
     if len(served) == 1 and served[0].group == group:
         one = served[0]
         return (Served(group, one.prefill + prefill, one.decode + decode),)

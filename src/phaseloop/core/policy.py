@@ -47,17 +47,18 @@ class Outlook(Struct, frozen=True, gc=False):
     saves: bool  # a finished sequence's cache is to be copied
     follows: bool  # somebody waits to fork from somebody
     forks: bool  # and could do so now
-    active: bool  # somebody could emit
+    waiting: bool  # somebody's prompt is done and its client reads
+    active: bool  # and it may emit: nobody waits to fork from it
 
 
 def outlook(state: State) -> Outlook:
-    prompts = swaps = saves = active = follows = False
+    prompts = swaps = saves = waiting = follows = False
     for s in state.slots:
         if s is None:
             continue
         role = s.role
         if role == "generating" or role == "ready":
-            active = active or s.stalled_until_ns is None
+            waiting = waiting or s.stalled_until_ns is None
         elif role in UNFINISHED:
             prompts = True
             follows = follows or s.follow is not None
@@ -65,11 +66,11 @@ def outlook(state: State) -> Outlook:
             swaps = True
         elif role == "saving":
             saves = True
-    forks = False
+    forks, active = False, waiting
     if follows:
         forks = any(s is not None and can_fork(state, s) for s in state.slots)
         active = bool(emitters(state))
-    return Outlook(prompts, swaps, saves, follows, forks, active)
+    return Outlook(prompts, swaps, saves, follows, forks, waiting, active)
 
 
 def emitters(state: State) -> tuple[Sequence, ...]:
@@ -196,4 +197,5 @@ def change_policy(state: State, now_ns: int) -> State:
         return state
     seen = outlook(state)
     phase: Phase = "prefill" if seen.prompts or seen.swaps or not seen.active else "decode"
-    return replace(state, phase=phase, cohort=state.cohort + 1, sealed=seen.active)
+    sealed = any(s is not None and s.role in ("ready", "generating") for s in state.slots)
+    return replace(state, phase=phase, cohort=state.cohort + 1, sealed=sealed)

@@ -134,16 +134,12 @@ def on_request_seated(state: State, event: RequestSeated) -> Step:
     if s is None or (s.request.request_id, s.choice) != (event.request_id, event.choice):
         return state, ()
     found = max(0, min(event.cached_length, s.request.prompt_length - 1))
-    if s.role == "leaving" and (state.flight is None or not holds(state, event.slot)):
+    if s.role == "unseating":
         s = replace(s, length=0 if event.restore else found)
         return release(with_slot(state, event.slot, s), event.slot, "seat_cancelled")
     if s.role != "seating":
         return state, ()
     return with_slot(state, event.slot, seated(state, s, found, event.restore)), ()
-
-
-def holds(state: State, slot: int) -> bool:
-    return state.flight is not None and any(lane.slot == slot for lane in state.flight.lanes)
 
 
 def seated(state: State, s: Sequence, found: int, restore: bool) -> Sequence:
@@ -339,7 +335,7 @@ def seal(state: State, seen: Outlook) -> State:
     """R5: the cohort is closed once a member waits at the barrier; nothing reopens it."""
     if state.sealed or state.phase != "prefill" or state.policy.switch != "barrier":
         return state
-    return replace(state, sealed=True, linger_until_ns=None) if seen.active else state
+    return replace(state, sealed=True, linger_until_ns=None) if seen.waiting else state
 
 
 def drain(state: State, effects: Effects) -> Step:

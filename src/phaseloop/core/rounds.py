@@ -27,7 +27,7 @@ def on_round_completed(state: State, event: RoundCompleted) -> Step:
         return state, ()  # R1: not the round in flight
     if len(event.results) != len(flight.lanes):
         return fail_round(state, flight)
-    state = replace(state, flight=None, pace=pace_after(state, flight, event.duration_ns))
+    state = replace(state, flight=None, paces=paces_after(state, flight, event.duration_ns))
     match flight.kind:
         case "fork" | "restore" | "save":
             return moved(state, flight, event)
@@ -35,14 +35,15 @@ def on_round_completed(state: State, event: RoundCompleted) -> Step:
             return computed(state, flight, event.results)
 
 
-def pace_after(state: State, flight: Flight, duration_ns: int) -> Pace | None:
-    """R10: remember prefill rounds long enough to say something about longer ones."""
+def paces_after(state: State, flight: Flight, duration_ns: int) -> tuple[Pace, ...]:
+    """R10: remember prompt rounds long enough to say something about longer ones."""
     if flight.kind not in ("prefill", "encode", "mixed") or duration_ns <= 0:
-        return state.pace
+        return state.paces
     tokens = sum(lane.count for lane in flight.lanes)
     if tokens < min(FILL_MIN, state.limits.batch_tokens):
-        return state.pace
-    return Pace(tokens, duration_ns)
+        return state.paces
+    others = tuple(pace for pace in state.paces if pace.kind != flight.kind)
+    return (*others, Pace(flight.kind, tokens, duration_ns))
 
 
 def computed(state: State, flight: Flight, results: tuple[Result, ...]) -> Step:
@@ -140,31 +141,48 @@ def moved(state: State, flight: Flight, event: RoundCompleted) -> Step:
     """Lanes whose state was copied: to a fork, to host RAM, or back."""
     effects: list[AnyEffect] = []
     for lane, result in zip(flight.lanes, event.results, strict=True):
-        s = state.slots[lane.slot]
-        if s is None or (s.request.request_id, s.choice) != (lane.request_id, lane.choice):
-            continue  # ended with a sibling earlier in this loop
         ok = not isinstance(result, Failed)
-        match s.role:
-            case "leaving":
-                state, done = left_while_moving(state, flight, lane)
-            case "following":
-                state, done = forked(state, lane, s, ok)
-            case "restoring":
-                state, done = restored(state, lane, s, ok)
-            case "swapping":
-                state, done = swapped(state, lane, s, event.at_ns if ok else None)
-            case "saving":
-                state, done = release(state, lane.slot, "finished")
-            case _:
-                raise AssertionError(f"no {flight.kind} lane has role {s.role}")
+        state, done = move(state, flight, lane, event.at_ns if ok else None)
         effects += done
+    state, released = release_sources(state, flight)
+    return state, (*effects, *released)
+
+
+def move(state: State, flight: Flight, lane: Lane, done_ns: int | None) -> Step:
+    """One copied lane; `done_ns` is None where the copy failed."""
+    s = state.slots[lane.slot]
+    if s is None or (s.request.request_id, s.choice) != (lane.request_id, lane.choice):
+        return state, ()  # ended with a sibling before it in this round
+    match s.role:
+        case "leaving":
+            return left_while_moving(state, flight, lane)
+        case "following":
+            return forked(state, lane, s, done_ns is not None)
+        case "restoring":
+            return restored(state, lane, s, done_ns is not None)
+        case "swapping":
+            return swapped(state, lane, s, done_ns)
+        case "saving":
+            return release(state, lane.slot, "finished")
+        case _:
+            raise AssertionError(f"no {flight.kind} lane has role {s.role}")
+
+
+def release_sources(state: State, flight: Flight) -> Step:
+    """Leaders that ended while they were being copied have kept their seats until now."""
+    effects: list[AnyEffect] = []
+    for lane in flight.lanes:
+        s = None if lane.source is None else state.slots[lane.source]
+        if s is not None and s.role == "leaving" and lane.source is not None:
+            state, done = release(state, lane.source, "finished")
+            effects += done
     return state, tuple(effects)
 
 
 def left_while_moving(state: State, flight: Flight, lane: Lane) -> Step:
     dropped: Effects = ()
     if flight.kind == "save":
-        dropped = (DropSaved(lane.request_id, lane.choice, "cancelled"),)
+        dropped = (DropSaved(lane.request_id, lane.choice, "ended"),)
     state, released = release(state, lane.slot, "finished")
     return state, dropped + released
 
@@ -175,7 +193,8 @@ def forked(state: State, lane: Lane, s: Sequence, ok: bool) -> Step:
     if not ok:  # a shared prefix is only a shortcut
         return with_slot(state, lane.slot, replace(s, role="prefilling", follow=None)), ()
     whole = lane.count == s.request.prompt_length
-    forked = replace(s, role="ready" if whole else "prefilling", length=lane.count, follow=None)
+    role = "ready" if whole else "prefilling"
+    forked = replace(s, role=role, length=lane.count, cached=lane.count, follow=None)
     return with_slot(state, lane.slot, forked), ()
 
 
@@ -215,16 +234,21 @@ def on_round_failed(state: State, event: RoundFailed) -> Step:
 
 
 def fail_round(state: State, flight: Flight) -> Step:
-    """R13: the requests with a lane in the round end; every lane keeps its length before launch."""
+    """R13: the requests with a lane in the round end; every lane keeps its length before launch.
+
+    Only where the copy was a shortcut (a shared or a cached prefix) is the prompt computed instead.
+    """
     state = replace(state, flight=None)
     effects: list[AnyEffect] = []
     for lane in flight.lanes:
         s = state.slots[lane.slot]
         if s is None or s.request.request_id != lane.request_id:
             continue
-        if s.role in ("leaving", "saving"):
-            state, done = release(state, lane.slot, "finished")
+        shortcut = s.choice == 0 and s.resume is None and s.role in ("following", "restoring")
+        if shortcut or s.role in ("leaving", "saving"):
+            state, done = move(state, flight, lane, None)
         else:
             state, done = end_request(state, lane.request_id, "failed")
         effects += done
-    return state, tuple(effects)
+    state, released = release_sources(state, flight)
+    return state, (*effects, *released)

@@ -15,6 +15,8 @@ def choose_leader(state: State, follower: Sequence) -> Follow | None:
     """The seated request that saves this one the most prompt tokens, if any saves enough."""
     request, best = follower.request, None
     for shared in request.shared:
+        if shared.request_id >= request.request_id:
+            continue
         for slot, leader in enumerate(state.slots):
             if leader is None or leader.request.request_id != shared.request_id:
                 continue

@@ -20,7 +20,8 @@ Role: TypeAlias = Literal[
     "generating",
     "swapping",  # leaves for host RAM with the next save round, to be resumed later
     "saving",  # finished; a copy of its cache goes to host RAM, then the seat is free (R8)
-    "leaving",  # finished for the client; the seat stays while its round or its seating lasts (R4)
+    "unseating",  # finished before its SeatRequest was answered; the seat waits for that
+    "leaving",  # finished for the client; the seat stays until its round has ended (R4)
 ]
 UNFINISHED: tuple[Role, ...] = ("seating", "restoring", "following", "prefilling")
 LIVE: tuple[Role, ...] = (*UNFINISHED, "ready", "generating", "swapping")
@@ -71,7 +72,7 @@ class Sequence(Struct, frozen=True, gc=False):
     group: Group
     role: Role
     length: int  # tokens whose state the slot holds
-    cached: int  # of these, found in place at seating
+    cached: int  # prompt tokens it did not compute itself: found in the slot, restored, or forked
     produced: int  # tokens delivered
     output_limit: (
         int | None
@@ -111,18 +112,23 @@ class Flight(Struct, frozen=True, gc=False):
 
 
 class Pace(Struct, frozen=True, gc=False, array_like=True):
-    """The last prefill round worth extrapolating from (R10)."""
+    """The last round of its kind worth extrapolating from (R10)."""
 
+    kind: RoundKind
     tokens: int
     duration_ns: int
 
 
 class Served(Struct, frozen=True, gc=False, array_like=True):
-    """Tokens a group has had; the least served group gets the next round (R7)."""
+    """What a group has had; the least served group gets the next round (R7).
+
+    Prompts are counted by tokens.  Decode is counted by rounds, that is by tokens per lane: so a
+    large group is not slower than a small one, and a gap is at most one round per group (R11).
+    """
 
     group: Group
-    prefill: int = 0
-    decode: int = 0
+    prefill: int = 0  # tokens
+    decode: int = 0  # rounds
 
 
 class State(Struct, frozen=True, gc=False):
@@ -143,7 +149,7 @@ class State(Struct, frozen=True, gc=False):
     sealed: bool = False
     served: tuple[Served, ...] = ()
     flight: Flight | None = None
-    pace: Pace | None = None
+    paces: tuple[Pace, ...] = ()
     request_id_last: RequestId = -1
     round_id_next: int = 0
     ticket_next: int = 0

@@ -23,6 +23,7 @@ from .plan import (
     serve,
     served_of,
     share_prompts,
+    sharing,
 )
 from .policy import Outlook, all_groups_served, leaders
 from .state import LIVE, Flight, Group, State, with_slot
@@ -52,8 +53,8 @@ def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
     flight = Flight(state.round_id_next, plan.kind, plan.lanes)
     served, groups = state.served, state.phase_groups
     if plan.group is not None:
-        served = serve(served, plan.group, plan.prefill_tokens, plan.decode_tokens)
-        if plan.decode_tokens and plan.group not in groups:
+        served = serve(served, plan.group, plan.prefill_tokens, plan.decode_rounds)
+        if plan.decode_rounds and plan.group not in groups:
             groups = (*groups, plan.group)
     state = replace(
         state,
@@ -81,8 +82,11 @@ def launch_tokens(state: State) -> Step:
         state, evicted, lanes = decode_lanes(state, members)
         effects += evicted
         if lanes:
-            plan = Plan("decode", lanes, "generate", group, decode_tokens=len(lanes))
+            plan = Plan("decode", lanes, "generate", group, decode_rounds=1)
             return launch(state, plan, effects)
+        # Held as a whole: it has had its turn, so that it does not keep the phase from ending.
+        if group not in state.phase_groups:
+            state = replace(state, phase_groups=(*state.phase_groups, group))
         running = [seat for seat in running if seat[1].group != group]
     state, ended = make_room(state)
     return state, effects + ended
@@ -93,23 +97,23 @@ def launch_mixed(state: State) -> Step:
     plan = plan_moves(state) or plan_samples(state) or plan_shift(state, running_of(state))
     if plan is not None:
         return launch(state, plan)
-    running, prompts = running_of(state), prompts_of(state)
+    running, prompts = running_of(state), sharing(prompts_of(state), state.policy)
     if not running and not prompts:
         return state, ()
     group = mixed_group(state, running, prompts)
     state, evicted, rows = decode_lanes(state, of_group(running, group))
     fill = min(
-        fill_limit(state.limits, state.pace),
+        fill_limit(state.limits, state.paces, "mixed" if rows else "prefill"),
         state.limits.batch_tokens - sum(one.count for one in rows),
     )
-    prompts = of_group(prompts_of(state), group)
+    prompts = of_group(prompts, group)
     chunks = share_prompts(state, prompts, fill, sampled=True) if prompts and fill > 0 else ()
     if not rows and not chunks:
         state, ended = make_room(state)
         return state, evicted + ended
     kind = "mixed" if rows and chunks else "decode" if rows else "prefill"
     tokens = sum(one.count for one in chunks)
-    plan = Plan(kind, rows + chunks, "continuous", group, tokens, len(rows))
+    plan = Plan(kind, rows + chunks, "continuous", group, tokens, int(bool(rows)))
     return launch(state, plan, evicted)
 
 

@@ -286,7 +286,7 @@ class DropSaved(Effect, frozen=True, gc=False):
 
     request_id: RequestId
     choice: int
-    reason: FinishReason
+    reason: Literal["ended"]
 
 
 class SeatRequest(Effect, frozen=True, gc=False):
