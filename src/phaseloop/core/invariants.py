@@ -40,6 +40,7 @@ from .vocabulary import (
     LaunchRound,
     Policy,
     Produced,
+    ReleaseSlot,
     RequestArrived,
     RequestId,
     RoundCompleted,
@@ -258,6 +259,9 @@ def check_step(before: State, event: AnyEvent, after: State, effects: Effects) -
             same = before.cohort == after.cohort and before.sealed
             if same and after.policy.switch == "barrier" and not is_resumed(after, effect):
                 fail("I3", f"request {effect.request_id} joins a sealed cohort")
+        elif isinstance(effect, ReleaseSlot):
+            if not after.stopped and effect.version != after.caches[effect.slot].version:
+                fail("core", f"slot {effect.slot} is released under a stale version")
 
 
 def is_resumed(state: State, effect: SeatRequest) -> bool:
@@ -335,6 +339,9 @@ def check_deliveries(before: State, event: AnyEvent, after: State, effects: Effe
 
 def check_order(effects: Effects) -> None:
     """R17: evictions, the launch, tokens, then endings and seats, then the stop."""
+    released = [effect.slot for effect in effects if isinstance(effect, ReleaseSlot)]
+    if len(set(released)) < len(released):
+        fail("core", f"a slot is released twice in one step: {released}")
     rank: list[int] = [order_of(effect) for effect in effects]
     if rank != sorted(rank):
         fail("core", f"R17: effects out of order: {[type(e).__name__ for e in effects]}")

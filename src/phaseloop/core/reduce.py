@@ -373,6 +373,7 @@ def in_order(effects: Effects) -> Effects:
     """
     if len(effects) < 2:
         return effects
+    effects = without_stale_releases(effects)
 
     def rank(effect: AnyEffect) -> int:
         if isinstance(effect, ReleaseSlot) and effect.reason == "evicted":
@@ -380,6 +381,12 @@ def in_order(effects: Effects) -> Effects:
         return ORDER.get(type(effect), 4)
 
     return tuple(sorted(effects, key=rank))
+
+
+def without_stale_releases(effects: Effects) -> Effects:
+    """One release per slot: what a seat left behind may be evicted in the step that freed it."""
+    last = {e.slot: e for e in effects if isinstance(e, ReleaseSlot)}
+    return tuple(e for e in effects if not isinstance(e, ReleaseSlot) or last[e.slot] is e)
 
 
 def unique(ids: Iterable[int]) -> tuple[int, ...]:
