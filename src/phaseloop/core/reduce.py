@@ -373,6 +373,8 @@ def in_order(effects: Effects) -> Effects:
     """
     if len(effects) < 2:
         return effects
+    if len(effects) == 2 and isinstance(effects[0], DeliverTokens):
+        return effects[::-1] if isinstance(effects[1], LaunchRound) else effects
     effects = without_stale_releases(effects)
 
     def rank(effect: AnyEffect) -> int:
