@@ -259,8 +259,9 @@ def check_step(before: State, event: AnyEvent, after: State, effects: Effects) -
             same = before.cohort == after.cohort and before.sealed
             if same and after.policy.switch == "barrier" and not is_resumed(after, effect):
                 fail("I3", f"request {effect.request_id} joins a sealed cohort")
-        elif isinstance(effect, ReleaseSlot) and not after.stopped:
-            if effect.version != after.caches[effect.slot].version:
+        elif isinstance(effect, ReleaseSlot):
+            stale = effect.version != after.caches[effect.slot].version
+            if stale and not after.stopped:
                 fail("core", f"slot {effect.slot} is released under a stale version")
 
 
