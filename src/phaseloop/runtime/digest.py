@@ -29,12 +29,14 @@ entry, which is the one that decides, is digested.
 from collections.abc import Mapping
 from hashlib import blake2b
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict, astuple
 
 from phaseloop.core.ordered import first
-from phaseloop.core.state import Pending, State
+from phaseloop.core.state import Pending, Sequence, State
 from phaseloop.core.vocabulary import (
     AnyEvent,
     Effects,
@@ -111,16 +113,35 @@ class Fingerprint:
 
     def subtrees(self, state: State) -> Subtrees:
         """The digests of `state`, which must be the `after` of the last step."""
-        rest = msgspec.structs.asdict(state)
+        rest = spelled(state)
         for name in (*QUEUE_FIELDS, *KV_FIELDS, "slots"):
             del rest[name]
+        for name in ("limits", "policy", "policy_pending"):
+            rest[name] = spelled(rest[name])
         queue = (f"{self.queue_sum:016x}", first(state.order), first(state.timers))
+        saved = [(spelled_sequence(one.sequence), one.since_ns, one.cause) for one in state.saved]
         return Subtrees(
             queue=digest_of(encode(queue)),
-            slots=digest_of(encode(state.slots)),
-            kv=digest_of(encode((state.caches, state.pages_free, state.saved))),
+            slots=digest_of(encode([spelled_sequence(one) for one in state.slots])),
+            kv=digest_of(encode((state.caches, state.pages_free, saved))),
             phase=digest_of(encode(rest)),
         )
+
+
+def spelled(value: Struct | None) -> dict[str, Any]:
+    """All fields by name; empty for None.
+
+    Some records omit defaults when encoded, and msgspec recognises a default by identity: 512 read
+    from a file is not omitted where 512 from the source is.  Digests need every field.
+    """
+    return {} if value is None else asdict(value)
+
+
+def spelled_sequence(sequence: Sequence | None) -> dict[str, Any]:
+    fields = spelled(sequence)
+    if sequence is not None:
+        fields["request"] = spelled(sequence.request)
+    return fields
 
 
 def digest_of(content: bytes) -> str:
@@ -151,4 +172,5 @@ def queue_sum_after(
 
 
 def entry_hash(pending: Pending) -> int:
-    return int.from_bytes(blake2b(encode(pending), digest_size=DIGEST_BYTES).digest(), "big")
+    content = encode((pending.arrived_ns, astuple(pending.request)))
+    return int.from_bytes(blake2b(content, digest_size=DIGEST_BYTES).digest(), "big")

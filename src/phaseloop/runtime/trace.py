@@ -299,10 +299,7 @@ class Reader:
         line = self._decode(line_decoder, content, "")
         if self.footer is not None:
             raise self._error("a line after the footer", "line")
-        due = self._events > 0 and self._events % CHECKPOINT_EVENTS == 0
-        due = (due or isinstance(line, Footer)) and self._checkpoint_at != self._events
-        if due and not isinstance(line, CheckpointLine):
-            raise self._error(f"a checkpoint of {self._events} events is missing", "line")
+        self._check_order(line)
         match line:
             case EventLine():
                 record = self._read_event(line)
@@ -315,6 +312,21 @@ class Reader:
         if encode(line) != content:
             raise self._error("not as phaseloop writes it: white space, or a key given twice")
         return record
+
+    def _check_order(self, line: AnyLine) -> None:
+        """A checkpoint stands where one is due, and nowhere else."""
+        regular = self._events > 0 and self._events % CHECKPOINT_EVENTS == 0
+        taken = self._checkpoint_at == self._events
+        if isinstance(line, CheckpointLine):
+            if taken:
+                raise self._error("a second checkpoint in the same place", "line")
+        elif isinstance(line, Footer):
+            if not taken:
+                raise self._error(f"a checkpoint of {self._events} events is missing", "line")
+        elif regular and not taken:
+            raise self._error(f"a checkpoint of {self._events} events is missing", "line")
+        elif taken and not regular:
+            raise self._error("only the footer may follow this checkpoint", "line")
 
     def _read_event(self, line: EventLine) -> Recorded:
         if line.seq != self._events:
