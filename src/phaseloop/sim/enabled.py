@@ -356,6 +356,7 @@ def stale(state: State, world: World) -> Iterator[AnyEvent]:
     """Events about what is gone or never was: each must leave everything as it is."""
     at_ns = world.now_ns
     live = live_ids(state)
+    awaited = [(seat.request_id, seat.slot) for seat in world.seats]
     ended = [i for i in range(state.request_id_last, -1, -1) if i not in live][:1]
     for request_id in (*ended, UNKNOWN):
         yield RequestCancelled(at_ns=at_ns, request_id=request_id)
@@ -363,7 +364,8 @@ def stale(state: State, world: World) -> Iterator[AnyEvent]:
         yield ClientStalled(at_ns=at_ns, request_id=request_id)
         yield ClientResumed(at_ns=at_ns, request_id=request_id)
         for slot in range(len(state.slots)):
-            yield RequestSeated(at_ns=at_ns, request_id=request_id, choice=0, slot=slot)
+            if (request_id, slot) not in awaited:
+                yield RequestSeated(at_ns=at_ns, request_id=request_id, choice=0, slot=slot)
     round_ids = {state.round_id_next, state.round_id_next - 1} - {in_flight(world)}
     for round_id in sorted(round_ids):
         yield RoundFailed(at_ns=at_ns, round_id=round_id, reason="stale")
