@@ -29,9 +29,10 @@ from phaseloop.core.vocabulary import (
     ShutdownRequested,
 )
 from phaseloop.engine.protocol import Content, Description, Outcome, Seated, limits_of
-from phaseloop.runtime.clock import VirtualClock
+from phaseloop.runtime.clock import AsyncioClock, Callback, VirtualClock
 from phaseloop.runtime.digest import Fingerprint
 from phaseloop.runtime.loop import Stepper, run_virtual
+from phaseloop.runtime.mailbox import Mailbox
 from phaseloop.runtime.trace import Header, Recorded, TraceWriter, open_trace
 from phaseloop.runtime.virtual_worker import VirtualWorker
 
@@ -221,6 +222,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time_ns(self) -> int:
         return round(self._jumping.now_s * 1e9)
+
+
+class LoopSchedule:
+    """Stands in for VirtualClock where asyncio drives: what is due is posted to a mailbox."""
+
+    def __init__(self) -> None:
+        running = asyncio.get_running_loop()
+        assert isinstance(running, VirtualLoop)
+        self.loop = running
+        self._clock = AsyncioClock(running.time_ns)
+        self.mailbox = Mailbox(self._clock)
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def post(self, event: AnyEvent) -> None:
+        self.mailbox.post(event)
+
+    def call_at(self, at_ns: int, callback: Callback) -> asyncio.TimerHandle:
+        def call() -> None:
+            event = callback()
+            if event is not None:
+                self.post(event)
+
+        return self.loop.call_at(at_ns / 1e9, call)
+
+    def cancel(self, ticket: asyncio.TimerHandle) -> None:
+        ticket.cancel()
+
+    async def until(self, at_ns: int) -> None:
+        passed = self.loop.create_future()
+        self.loop.call_at(at_ns / 1e9, passed.set_result, None)
+        await passed
 
 
 T = TypeVar("T")
