@@ -10,7 +10,7 @@ from . import ordered
 from .ending import unqueue
 from .memory import (
     output_limit,
-    pages_available,
+    pages_spare,
     reservation,
     reservation_of_all,
     resume_pages,
@@ -49,7 +49,7 @@ def walks_in(state: State, requests: tuple[Request, ...]) -> bool:
         return False
     pages = sum(reservation_of_all(state.limits, request) for request in requests)
     seats = sum(request.choices for request in requests)
-    return seats <= state.slots.count(None) and pages <= pages_available(state)
+    return seats <= state.slots.count(None) and pages <= pages_spare(state)
 
 
 def unfit(limits: Limits, request: Request) -> FinishReason | None:
@@ -106,12 +106,12 @@ def can_resume(state: State) -> bool:
 
 
 def fits_saved(state: State, sequence: Sequence) -> bool:
-    return None in state.slots and resume_pages(state, sequence) <= pages_available(state)
+    return None in state.slots and resume_pages(state, sequence) <= pages_spare(state)
 
 
 def fits(state: State, request: Request) -> bool:
     return state.slots.count(None) >= request.choices and (
-        reservation_of_all(state.limits, request) <= pages_available(state)
+        reservation_of_all(state.limits, request) <= pages_spare(state)
     )
 
 

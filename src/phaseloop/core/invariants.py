@@ -249,6 +249,7 @@ def check_step(before: State, event: AnyEvent, after: State, effects: Effects) -
     check_endings(before, event, after, effects)
     check_deliveries(before, event, after, effects)
     check_order(effects)
+    check_releases(before, after, effects)
     for effect in effects:
         if isinstance(effect, LaunchRound):
             check_launch(after, effect)
@@ -259,10 +260,6 @@ def check_step(before: State, event: AnyEvent, after: State, effects: Effects) -
             same = before.cohort == after.cohort and before.sealed
             if same and after.policy.switch == "barrier" and not is_resumed(after, effect):
                 fail("I3", f"request {effect.request_id} joins a sealed cohort")
-        elif isinstance(effect, ReleaseSlot):
-            stale = effect.version != after.caches[effect.slot].version
-            if stale and not after.stopped:
-                fail("core", f"slot {effect.slot} is released under a stale version")
 
 
 def is_resumed(state: State, effect: SeatRequest) -> bool:
@@ -339,10 +336,7 @@ def check_deliveries(before: State, event: AnyEvent, after: State, effects: Effe
 
 
 def check_order(effects: Effects) -> None:
-    """R17: evictions, the launch, tokens, then endings and seats, then the stop."""
-    released = [effect.slot for effect in effects if isinstance(effect, ReleaseSlot)]
-    if len(set(released)) < len(released):
-        fail("core", f"a slot is released twice in one step: {released}")
+    """R17: releases, the launch, tokens, then endings and seats, then the stop."""
     rank: list[int] = [order_of(effect) for effect in effects]
     if rank != sorted(rank):
         fail("core", f"R17: effects out of order: {[type(e).__name__ for e in effects]}")
@@ -352,6 +346,8 @@ def check_order(effects: Effects) -> None:
 
 def order_of(effect: AnyEffect) -> int:
     match effect:
+        case ReleaseSlot():
+            return 0
         case LaunchRound():
             return 1
         case DeliverTokens():
@@ -361,7 +357,19 @@ def order_of(effect: AnyEffect) -> int:
         case Stop():
             return 5
         case _:
-            return 0 if effect.reason == "evicted" else 4
+            return 4
+
+
+def check_releases(before: State, after: State, effects: Effects) -> None:
+    """What the shell is told of a slot's cache ends where the state is, and never goes back."""
+    versions = {slot: cache.version for slot, cache in enumerate(before.caches)}
+    for effect in effects:
+        if isinstance(effect, ReleaseSlot):
+            if effect.version != versions[effect.slot] + 1:
+                fail("core", f"slot {effect.slot} is released under a stale version")
+            versions[effect.slot] = effect.version
+    if not after.stopped and any(c.version != versions[i] for i, c in enumerate(after.caches)):
+        fail("core", "a cache changed and the shell was not told")
 
 
 def check_quantum(before: State, event: AnyEvent, after: State, launch: LaunchRound) -> None:

@@ -49,6 +49,17 @@ def pages_available(state: State) -> int:
     return state.pages_free + sum(cache.pages for cache in state.caches)
 
 
+def pages_spare(state: State) -> int:
+    """Pages that a newcomer may have: those that a held sequence waits for are spoken for."""
+    limits = state.limits
+    owed = sum(
+        max(0, pages_for(limits, s.length + 1) - s.pages - s.borrowed)
+        for s in state.slots
+        if s is not None and s.role == "generating"
+    )
+    return pages_available(state) - owed
+
+
 def take_pages(state: State, pages: int) -> tuple[State, Effects] | None:
     """Reserve `pages`, evicting idle caches oldest first; None where even that is not enough."""
     if pages <= state.pages_free:

@@ -7,7 +7,7 @@ asks for more rows than `batch_tokens`, and never writes past the pages a sequen
 from msgspec import Struct
 
 from .policy import can_fork, leaders
-from .state import Group, Limits, Pace, Sequence, Served, State
+from .state import Group, Limits, Pace, Sequence, State, Turn
 from .vocabulary import Lane, LaunchReason, Policy, RoundKind, SlotIndex
 
 Seat = tuple[SlotIndex, Sequence]
@@ -20,7 +20,7 @@ class Plan(Struct, frozen=True, gc=False):
     reason: LaunchReason
     group: Group | None = None  # of a compute round
     prefill_tokens: int = 0
-    decode_rounds: int = 0
+    decode_rows: int = 0
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def plan_prompts(state: State) -> Plan | None:
     prompts = sharing(prompts_of(state), state.policy)
     if not prompts:
         return None
-    group = least_served(state.served, prompts, decode=False)
+    group = next_group(state.prefill_turns, prompts)
     kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
     fill = fill_limit(state.limits, state.paces, kind)
     lanes = share_prompts(state, of_group(prompts, group), fill, sampled=False)
@@ -138,7 +138,7 @@ def share_prompts(
     stops = follower_stops(state)
     needs = [next_stop(slot, s, stops) - s.length for slot, s in prompts]
     if state.policy.share == "fair":
-        served = served_of(state.served, prompts[0][1].group).prefill
+        served = served_of(state.prefill_turns, prompts[0][1].group)
         shares = fair_shares(needs, capacity, served)
     else:
         shares = greedy_shares(needs, capacity)
@@ -261,12 +261,6 @@ def running_of(state: State) -> list[Seat]:
     ]
 
 
-def next_group(state: State, running: list[Seat]) -> Group:
-    """First a group that had no round in this phase, then the least served (R7, R11)."""
-    fresh = [seat for seat in running if seat[1].group not in state.phase_groups]
-    return least_served(state.served, fresh or running, decode=True)
-
-
 def plan_shift(state: State, running: list[Seat]) -> Plan | None:
     limits, full = state.limits, state.limits.context_length
     lanes = tuple(
@@ -294,55 +288,42 @@ def decode_width(limits: Limits, s: Sequence, lane_count: int) -> int:
     return 1 + max(drafts, 0)
 
 
-def rows_that_fit(limits: Limits, members: list[Seat], rounds: int) -> list[Seat]:
-    """No more lanes than rows; who sits out rotates with the rounds of the group."""
+def rows_that_fit(limits: Limits, members: list[Seat], served: int) -> list[Seat]:
+    """No more lanes than rows; who sits out rotates with the rows served."""
     most = limits.batch_tokens
     if len(members) <= most:
         return members
-    start = rounds * most % len(members)
+    start = served % len(members)
     return sorted((members[start:] + members[:start])[:most], key=lambda seat: seat[0])
 
 
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def served_of(served: tuple[Served, ...], group: Group) -> Served:
-    for one in served:
-        if one.group == group:
-            return one
-    return Served(group)
-
-
 def of_group(seats: list[Seat], group: Group) -> list[Seat]:
     return [seat for seat in seats if seat[1].group == group]
 
 
-def least_served(served: tuple[Served, ...], seats: list[Seat], *, decode: bool) -> Group:
-    """The group of these seats with the fewest tokens so far; the earliest among equals."""
+def served_of(turns: tuple[Turn, ...], group: Group) -> int:
+    for turn in turns:
+        if turn.group == group:
+            return turn.served
+    return 0
+
+
+def next_group(turns: tuple[Turn, ...], seats: list[Seat]) -> Group:
+    """The group of these seats that had its turn longest ago, or never; the first among equals."""
     first = seats[0][1].group
     if all(s.group == first for _, s in seats):
         return first
-
-    def rank(seat: Seat) -> tuple[int, int]:
-        one = served_of(served, seat[1].group)
-        return (one.decode if decode else one.prefill), seat[1].ticket
-
-    return min(seats, key=rank)[1].group
+    recency = {turn.group: index for index, turn in enumerate(turns)}
+    return min((s.group for _, s in seats), key=lambda group: recency.get(group, -1))
 
 
-def serve(
-    served: tuple[Served, ...], group: Group, prefill: int, decode: int
-) -> tuple[Served, ...]:
-    """Count a round.  A group new to the table starts level with the least served."""
-    if len(served) == 1 and served[0].group == group:
-        one = served[0]
-        return (Served(group, one.prefill + prefill, one.decode + decode),)
-    known = {one.group for one in served}
-    if group not in known:
-        floor_prefill = min((one.prefill for one in served), default=0)
-        floor_decode = min((one.decode for one in served), default=0)
-        served = (*served, Served(group, floor_prefill, floor_decode))
-    return tuple(
-        Served(group, one.prefill + prefill, one.decode + decode) if one.group == group else one
-        for one in served
-    )
+def take_turn(state: State, turns: tuple[Turn, ...], group: Group, count: int) -> tuple[Turn, ...]:
+    """Count a round of `group` and put it last.  Groups that nobody is seated of are forgotten."""
+    if len(turns) == 1 and turns[0].group == group:
+        return (Turn(group, turns[0].served + count),)
+    present = [s.group for s in state.slots if s is not None]
+    others = tuple(turn for turn in turns if turn.group != group and turn.group in present)
+    return (*others, Turn(group, served_of(turns, group) + count))

@@ -158,9 +158,9 @@ def enter(state: State, phase: Phase, now_ns: int) -> State:
     if phase == state.phase:
         return state
     cohort, sealed, linger = state.cohort, state.sealed, state.linger_until_ns
-    served = state.served
+    prefill_turns, decode_turns = state.prefill_turns, state.decode_turns
     if phase == "idle":
-        sealed, served, linger = False, (), None
+        sealed, prefill_turns, decode_turns, linger = False, (), (), None
     elif state.phase == "idle":
         cohort += 1
         barrier = state.policy.switch == "barrier"
@@ -173,7 +173,8 @@ def enter(state: State, phase: Phase, now_ns: int) -> State:
         phase_groups=(),
         cohort=cohort,
         sealed=sealed,
-        served=served,
+        prefill_turns=prefill_turns,
+        decode_turns=decode_turns,
         linger_until_ns=linger,
     )
 

@@ -260,7 +260,8 @@ def end_everything(state: State, reason: FinishReason, stop: Stop) -> Step:
     for request_id in (*seated, *waiting):
         state, ended = end_request(state, request_id, reason)
         effects += (e for e in ended if isinstance(e, FinishChoice | FinishRequest))
-    if state.flight is not None and not state.flight.aborted:
+    running = state.flight is not None and reason != "engine_lost"
+    if state.flight is not None and running and not state.flight.aborted:
         effects.append(AbortRound(state.flight.round_id, "shutdown"))
     effects.append(stop)
     idle = replace(
@@ -358,6 +359,7 @@ def abort_if_abandoned(state: State, flight: Flight) -> Step:
 
 
 ORDER: dict[type, int] = {
+    ReleaseSlot: 0,
     LaunchRound: 1,
     DeliverTokens: 2,
     FinishChoice: 3,
@@ -367,28 +369,15 @@ ORDER: dict[type, int] = {
 
 
 def in_order(effects: Effects) -> Effects:
-    """R17: the launch first, so that the device works while HTTP writes.
+    """R17: the launch before tokens, endings and seats, so that the device works while HTTP writes.
 
-    Only evictions go before it, since the launch may need their pages.
+    Only releases go before it: they are bookkeeping, and the launch may spend the pages they free.
     """
     if len(effects) < 2:
         return effects
     if len(effects) == 2 and isinstance(effects[0], DeliverTokens):
         return effects[::-1] if isinstance(effects[1], LaunchRound) else effects
-    effects = without_stale_releases(effects)
-
-    def rank(effect: AnyEffect) -> int:
-        if isinstance(effect, ReleaseSlot) and effect.reason == "evicted":
-            return 0
-        return ORDER.get(type(effect), 4)
-
-    return tuple(sorted(effects, key=rank))
-
-
-def without_stale_releases(effects: Effects) -> Effects:
-    """One release per slot: what a seat left behind may be evicted in the step that freed it."""
-    last = {e.slot: e for e in effects if isinstance(e, ReleaseSlot)}
-    return tuple(e for e in effects if not isinstance(e, ReleaseSlot) or last[e.slot] is e)
+    return tuple(sorted(effects, key=lambda effect: ORDER.get(type(effect), 4)))
 
 
 def unique(ids: Iterable[int]) -> tuple[int, ...]:

@@ -119,16 +119,15 @@ class Pace(Struct, frozen=True, gc=False, array_like=True):
     duration_ns: int
 
 
-class Served(Struct, frozen=True, gc=False, array_like=True):
-    """What a group has had; the least served group gets the next round (R7).
+class Turn(Struct, frozen=True, gc=False, array_like=True):
+    """What a group has had of one phase.  In a tuple of turns the last served comes last (R7).
 
-    Prompts are counted by tokens.  Decode is counted by rounds, that is by tokens per lane: so a
-    large group is not slower than a small one, and a gap is at most one round per group (R11).
+    Whose turn is longest ago, or who is new, gets the next round: so a gap is at most one round per
+    group (R11), and nobody catches up at the others' cost.
     """
 
     group: Group
-    prefill: int = 0  # tokens
-    decode: int = 0  # rounds
+    served: int  # prompt tokens, or decode rows: where the next remainder goes
 
 
 class State(Struct, frozen=True, gc=False):
@@ -147,7 +146,8 @@ class State(Struct, frozen=True, gc=False):
     phase_groups: tuple[Group, ...] = ()  # groups that had a decode round in this phase
     cohort: int = 0
     sealed: bool = False
-    served: tuple[Served, ...] = ()
+    prefill_turns: tuple[Turn, ...] = ()
+    decode_turns: tuple[Turn, ...] = ()
     flight: Flight | None = None
     paces: tuple[Pace, ...] = ()
     request_id_last: RequestId = -1

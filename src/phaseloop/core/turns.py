@@ -10,7 +10,6 @@ from .plan import (
     Seat,
     decode_width,
     fill_limit,
-    least_served,
     next_group,
     of_group,
     plan_moves,
@@ -20,10 +19,10 @@ from .plan import (
     prompts_of,
     rows_that_fit,
     running_of,
-    serve,
     served_of,
     share_prompts,
     sharing,
+    take_turn,
 )
 from .policy import Outlook, all_groups_served, leaders
 from .state import LIVE, Flight, Group, State, with_slot
@@ -51,18 +50,25 @@ def lingers(state: State, now_ns: int) -> bool:
 
 def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
     flight = Flight(state.round_id_next, plan.kind, plan.lanes)
-    served, groups = state.served, state.phase_groups
+    prefill_turns, decode_turns, groups = (
+        state.prefill_turns,
+        state.decode_turns,
+        state.phase_groups,
+    )
     if plan.group is not None:
-        served = serve(served, plan.group, plan.prefill_tokens, plan.decode_rounds)
-        if plan.decode_rounds and plan.group not in groups:
-            groups = (*groups, plan.group)
+        if plan.prefill_tokens or state.policy.switch == "mixed":  # where one order serves both
+            prefill_turns = take_turn(state, prefill_turns, plan.group, plan.prefill_tokens)
+        if plan.decode_rows:
+            decode_turns = take_turn(state, decode_turns, plan.group, plan.decode_rows)
+            groups = groups if plan.group in groups else (*groups, plan.group)
     state = replace(
         state,
         flight=flight,
         round_id_next=flight.round_id + 1,
         phase_rounds=state.phase_rounds + 1,
         phase_groups=groups,
-        served=served,
+        prefill_turns=prefill_turns,
+        decode_turns=decode_turns,
         linger_until_ns=None,
     )
     launched = LaunchRound(flight.round_id, plan.kind, plan.lanes, plan.reason)
@@ -77,12 +83,12 @@ def launch_tokens(state: State) -> Step:
         return launch(state, plan)
     effects: Effects = ()
     while running:
-        group = next_group(state, running)
+        group = next_fresh_group(state, running)
         members = of_group(running, group)
         state, evicted, lanes = decode_lanes(state, members)
         effects += evicted
         if lanes:
-            plan = Plan("decode", lanes, "generate", group, decode_rounds=1)
+            plan = Plan("decode", lanes, "generate", group, decode_rows=len(lanes))
             return launch(state, plan, effects)
         # Held as a whole: it has had its turn, so that it does not keep the phase from ending.
         if group not in state.phase_groups:
@@ -100,7 +106,7 @@ def launch_mixed(state: State) -> Step:
     running, prompts = running_of(state), sharing(prompts_of(state), state.policy)
     if not running and not prompts:
         return state, ()
-    group = mixed_group(state, running, prompts)
+    group = next_group(state.prefill_turns, running + prompts)
     state, evicted, rows = decode_lanes(state, of_group(running, group))
     fill = min(
         fill_limit(state.limits, state.paces, "mixed" if rows else "prefill"),
@@ -113,13 +119,14 @@ def launch_mixed(state: State) -> Step:
         return state, evicted + ended
     kind = "mixed" if rows and chunks else "decode" if rows else "prefill"
     tokens = sum(one.count for one in chunks)
-    plan = Plan(kind, rows + chunks, "continuous", group, tokens, int(bool(rows)))
+    plan = Plan(kind, rows + chunks, "continuous", group, tokens, len(rows))
     return launch(state, plan, evicted)
 
 
-def mixed_group(state: State, running: list[Seat], prompts: list[Seat]) -> Group:
-    """One group a round; counted by all tokens, since prompts and tokens ride together."""
-    return least_served(state.served, running + prompts, decode=bool(running))
+def next_fresh_group(state: State, running: list[Seat]) -> Group:
+    """First a group that had no round in this phase (R11), then the one whose turn it is."""
+    fresh = [seat for seat in running if seat[1].group not in state.phase_groups]
+    return next_group(state.decode_turns, fresh or running)
 
 
 def decode_lanes(state: State, members: list[Seat]) -> tuple[State, Effects, tuple[Lane, ...]]:
@@ -127,7 +134,7 @@ def decode_lanes(state: State, members: list[Seat]) -> tuple[State, Effects, tup
     if not members:
         return state, (), ()
     limits = state.limits
-    members = rows_that_fit(limits, members, served_of(state.served, members[0][1].group).decode)
+    members = rows_that_fit(limits, members, served_of(state.decode_turns, members[0][1].group))
     lanes: list[Lane] = []
     growing: list[int] = []
     lane_count, drafts, page_length = len(members), limits.draft_tokens, limits.page_length

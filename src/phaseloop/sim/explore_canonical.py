@@ -20,9 +20,9 @@ What is left out or reduced, and why nothing that happens afterwards can depend 
                     slot: renaming maps it to itself.
     round ids       A round is the one in flight or it is ignored.
     cache versions  Are compared with those that a queued request carries: equal or void, for ever.
-    served tokens   Groups are compared with each other, so the least becomes zero; and they rotate
-                    shares over at most `slot_count` prompts, so their value modulo the least common
-                    multiple of 1..slot_count is kept where a policy shares fairly.
+    turns           Groups are told apart by whose turn was when, which is their order; what they
+                    were served rotates shares over at most `slot_count` prompts, so its value
+                    modulo the least common multiple of 1..slot_count is kept.
     phase rounds    Decide by being none or some, and only where phases are timed; a change of
                     policy starts them afresh.
     cohort          Is a label for people.
@@ -245,16 +245,11 @@ class Canon:
         period = self.period if self.rotates else 1
         quantum = state.policy.switch == "quantum"
         if not self.grouped:
-            rotation = state.served[0].prefill % period if state.served else 0
+            rotation = state.prefill_turns[0].served % period if state.prefill_turns else 0
             return (rotation, quantum and bool(state.phase_groups))
-        least_prefill = min((one.prefill for one in state.served), default=0)
-        least_decode = min((one.decode for one in state.served), default=0)
         return (
-            [
-                (one.group, one.prefill - least_prefill, one.decode - least_decode)
-                for one in state.served
-            ],
-            [one.prefill % period for one in state.served],
+            [(turn.group, turn.served % period) for turn in state.prefill_turns],
+            [(turn.group, turn.served % self.period) for turn in state.decode_turns],
             sorted(state.phase_groups),
         )
 
