@@ -10,7 +10,7 @@ position): where a text is easy to guess it is so under every policy.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -165,10 +165,7 @@ class SimEngine:
         length_ns = length_ns * struck.factor_ppm // PPM
         if struck.round:
             raise RoundError("injected", length_ns)
-        results = tuple(
-            Failed("injected") if index in struck.lanes else self._result(launch, lane)
-            for index, lane in enumerate(launch.lanes)
-        )
+        results = self._results(launch, struck.lanes)
         return Outcome(results, duration_ns=length_ns, step_ns=self._step_ns(launch, length_ns))
 
     def abort(self, round_id: int) -> None:
@@ -178,19 +175,53 @@ class SimEngine:
         return self._slots[lane.slot].produced > 0
 
     def _step_ns(self, launch: LaunchRound, length_ns: int) -> int:
+        if launch.kind in ("sample", "decode"):
+            return length_ns
         rows = sum(lane.count for lane in launch.lanes)
         steps = max(1, -(-rows // self.model.capacity.step_tokens))
         return -(-length_ns // steps)
 
-    def _result(self, launch: LaunchRound, lane: Lane) -> Result:
+    def _results(self, launch: LaunchRound, failing: tuple[int, ...]) -> tuple[Result, ...]:
+        match launch.kind:
+            case "sample" | "decode" | "mixed":
+                results = self._generate(launch.lanes)
+            case "save" | "restore":
+                results = [
+                    self._move(launch.kind, lane, fails=index in failing)
+                    for index, lane in enumerate(launch.lanes)
+                ]
+            case "prefill" | "encode" | "fork" | "shift":
+                results = [self._result(lane) for lane in launch.lanes]
+        for index in failing:
+            if index < len(results):
+                results[index] = Failed("injected")
+        return tuple(results)
+
+    def _move(self, kind: Literal["save", "restore"], lane: Lane, *, fails: bool) -> Result:
         key = (lane.request_id, lane.choice)
-        if launch.kind == "save":
+        if kind == "save" and not fails:
             self._saved[key] = self._slots[lane.slot]
-        elif launch.kind == "restore" and key in self._saved:
+        elif kind == "restore" and key in self._saved:
             self._slots[lane.slot] = self._saved.pop(key)
-        elif lane.outputs:
-            return self._tokens(self._slots[lane.slot], lane.outputs)
         return NOTHING
+
+    def _result(self, lane: Lane) -> Result:
+        return self._tokens(self._slots[lane.slot], lane.outputs) if lane.outputs else NOTHING
+
+    def _generate(self, lanes: tuple[Lane, ...]) -> list[Result]:
+        """Tokens of every lane that wants some.  Most lanes want one and get it."""
+        slots = self._slots
+        results: list[Result] = []
+        for lane in lanes:
+            seat = slots[lane.slot]
+            if lane.outputs == 1 and seat.produced != seat.end:
+                seat.produced += 1
+                results.append(ONE)
+            elif lane.outputs:
+                results.append(self._tokens(seat, lane.outputs))
+            else:
+                results.append(NOTHING)
+        return results
 
     def _tokens(self, seat: Seat, outputs: int) -> Produced:
         """The pending token's successor, and one more per accepted draft, up to the end token."""
@@ -203,9 +234,8 @@ class SimEngine:
             seat.produced = seat.end
             return Produced(tokens, finish=True)
         seat.produced += tokens
-        return PRODUCED[tokens] if tokens < len(PRODUCED) else Produced(tokens)
+        return Produced(tokens)
 
 
 EMPTY_SEATS = ("sibling", "resume")
-NOTHING = Produced()
-PRODUCED = tuple(Produced(tokens) for tokens in range(64))  # built once: results are values
+NOTHING, ONE = Produced(), Produced(1)

@@ -227,16 +227,24 @@ class Collector:
 
     def _on_deliver(self, effect: DeliverTokens, at_ns: int) -> None:
         tracks = self._tracks
+        # Most choices of a round had their last tokens at the same time: their gaps are added once.
+        since_ns, times = at_ns, 0
         for delivery in effect.deliveries:
             self._decode_tokens += delivery.tokens
             track = tracks.get((delivery.request_id, delivery.choice))
             if track is None:
                 continue
-            if track.delivered_ns is not None:
-                self._gap.add(at_ns - track.delivered_ns)
+            if track.delivered_ns == since_ns:
+                times += 1
+            elif track.delivered_ns is not None:
+                if times:
+                    self._gap.add(at_ns - since_ns, times)
+                since_ns, times = track.delivered_ns, 1
             elif (arrived_ns := self._silent.pop(delivery.request_id, None)) is not None:
                 self._ttft.add(at_ns - arrived_ns)
             track.delivered_ns = at_ns
+        if times:
+            self._gap.add(at_ns - since_ns, times)
 
     def _on_seat(self, effect: SeatRequest, at_ns: int) -> None:
         key = (effect.request_id, effect.choice)

@@ -41,24 +41,24 @@ class Spread:
         self._exact: array[int] | None = array("q")
         self._buckets: dict[int, int] = {}
 
-    def add(self, value: int) -> None:
-        self.count += 1
-        self.sum += value
+    def add(self, value: int, times: int = 1) -> None:
+        self.count += times
+        self.sum += value * times
         if value > self.max:
             self.max = value
-        if self._exact is None:
-            rounded = round_down(value)
-            self._buckets[rounded] = self._buckets.get(rounded, 0) + 1
+        exact = self._exact
+        if exact is not None and self.count <= EXACT_COUNT_MAX:
+            exact.extend((value,) * times)
             return
-        self._exact.append(value)
-        if self.count == EXACT_COUNT_MAX:
-            self._fold(self._exact)
+        if exact is not None:
+            self._exact = None
+            for kept in exact:
+                self._count(kept, 1)
+        self._count(value, times)
 
-    def _fold(self, values: "array[int]") -> None:
-        for value in values:
-            rounded = round_down(value)
-            self._buckets[rounded] = self._buckets.get(rounded, 0) + 1
-        self._exact = None
+    def _count(self, value: int, times: int) -> None:
+        rounded = round_down(value)
+        self._buckets[rounded] = self._buckets.get(rounded, 0) + times
 
     def copy(self) -> "Spread":
         twin = Spread()
