@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from phaseloop.core.vocabulary import (
     Failed,
@@ -56,6 +57,13 @@ class SimModel(Struct, frozen=True):
     name: str
     capacity: Capacity
     cost: Cost
+
+
+def describe(model: SimModel) -> Description:
+    """What an engine of this model can hold."""
+    names = set(Description.__struct_fields__) & set(Capacity.__struct_fields__)
+    shared = {name: value for name, value in asdict(model.capacity).items() if name in names}
+    return Description(name=model.name, **shared)
 
 
 class Prefix(Struct, frozen=True):
@@ -111,19 +119,7 @@ class SimEngine:
         self._saved: dict[tuple[RequestId, int], Seat] = {}
 
     def describe(self) -> Description:
-        capacity = self.model.capacity
-        return Description(
-            name=self.model.name,
-            slot_count=capacity.slot_count,
-            batch_tokens=capacity.batch_tokens,
-            context_length=capacity.context_length,
-            page_count=capacity.page_count,
-            page_length=capacity.page_length,
-            draft_tokens=capacity.draft_tokens,
-            can_save=capacity.can_save,
-            shares_pages=capacity.shares_pages,
-            forks_anywhere=capacity.forks_anywhere,
-        )
+        return describe(self.model)
 
     # --- seats ------------------------------------------------------------------------------------
 
