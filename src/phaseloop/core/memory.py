@@ -95,12 +95,11 @@ def resume_pages(state: State, sequence: Sequence) -> int:
 
     Without that room it would be held, and saved again, at its next page.
     """
-    limits = state.limits
+    limits, prompt = state.limits, sequence.request.prompt_length
     if all(s is None for s in state.slots):
-        return max(1, pages_for(limits, sequence.length))
+        return pages_for(limits, max(sequence.length, prompt))
     ahead = limits.output_reserve
     if sequence.output_limit is not None:
         ahead = min(ahead, sequence.output_limit - sequence.produced)
-    prompt = sequence.request.prompt_length
     tokens = min(max(sequence.length, prompt) + max(ahead, 0), limits.context_length)
     return max(1, min(pages_for(limits, tokens), limits.page_count))
