@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from phaseloop.core.invariants import Violation, check, check_step
+from phaseloop.core.invariants import Violation, check
 from phaseloop.core.reduce import reduce
 from phaseloop.core.state import State
+from phaseloop.core.transitions import check_step
 from phaseloop.core.vocabulary import (
     AnyEffect,
     AnyEvent,

@@ -17,9 +17,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from phaseloop.core.invariants import Violation, check_step
+from phaseloop.core.invariants import Violation
 from phaseloop.core.reduce import reduce
 from phaseloop.core.state import Limits, State, initial
+from phaseloop.core.transitions import check_step
 from phaseloop.core.vocabulary import AnyEvent, Effects
 from phaseloop.runtime.digest import Fingerprint, Subtrees, core_digest, encode
 from phaseloop.runtime.trace import Checkpoint, Footer, Reader, Recorded, TraceError
@@ -74,6 +75,7 @@ class Verdict(Struct, frozen=True):
     divergence: Divergence | None
     differing: int  # events that differ, each for itself
     state_notes: tuple[str, ...]  # state digests that differ where every decision is equal
+    fault: str | None  # where the reducer raised, now as then
     torn_line: int | None
     footer: Footer | None
     at_ns: int  # of the last event
@@ -110,6 +112,7 @@ class Fold:
         self._force, self._careful = force, twice or check
         self._twice, self._check = twice, check
         self._state_notes: list[str] = []
+        self._fault: str | None = None
 
     def __iter__(self) -> Iterator[Step]:
         """Raises TraceError at the first line that is malformed."""
@@ -118,18 +121,16 @@ class Fold:
         for line, record in self.reader:
             if isinstance(record, Recorded):
                 event, before = record.event, self.state
-                try:
-                    after, effects = reduce(before, event)
-                    chain = step_chain(record.event_json, event, before, after, effects)
-                except Exception as error:  # a recorded event cannot have done this
-                    self._note_raised(line, record, error)
-                    return
+                after, effects, fault = attempt(before, event)
+                chain = step_chain(record.event_json, event, before, after, effects)
                 step = Step(line, record.seq, event, before, after, effects)
                 self.state = after
                 if chain != record.chain:
-                    self._note(divergence_of(step, "effects"))
+                    self._note(divergence_of(step, "raised" if fault else "effects", fault))
                     self.fingerprint.chain = record.chain
-                if careful:
+                elif fault:
+                    self._fault = f"line {line}, event {record.seq}: {fault}"
+                if careful and not fault:
                     self._examine(step)
                 self.events += 1
                 self.at_ns = event.at_ns
@@ -147,6 +148,7 @@ class Fold:
             self.divergence,
             self.differing,
             tuple(self._state_notes),
+            self._fault,
             self.reader.torn_line,
             self.reader.footer,
             self.at_ns,
@@ -156,10 +158,6 @@ class Fold:
         self.differing += 1
         if self.divergence is None:
             self.divergence = divergence
-
-    def _note_raised(self, line: int, record: Recorded, error: Exception) -> None:
-        detail = f"{type(error).__name__}: {error}"
-        self._note(Divergence("raised", line, record.seq, record.event, detail=detail))
 
     def _examine(self, step: Step) -> None:
         if self._twice:
@@ -192,8 +190,17 @@ class Fold:
             )
 
 
+def attempt(state: State, event: AnyEvent) -> tuple[State, Effects, str]:
+    """A step; where the reducer raises, what it says, and no step: so the loop records it, too."""
+    try:
+        after, effects = reduce(state, event)
+    except Exception as error:
+        return state, (), f"{type(error).__name__}: {error}"
+    return after, effects, ""
+
+
 def divergence_of(
-    step: Step, what: Literal["effects", "impure", "invariant"], detail: str = ""
+    step: Step, what: Literal["effects", "raised", "impure", "invariant"], detail: str = ""
 ) -> Divergence:
     return Divergence(what, step.line, step.seq, step.event, step.effects, detail)
 
