@@ -304,6 +304,10 @@ def of_group(seats: list[Seat], group: Group) -> list[Seat]:
     return [seat for seat in seats if seat[1].group == group]
 
 
+def without_group(seats: list[Seat], group: Group) -> list[Seat]:
+    return [seat for seat in seats if seat[1].group != group]
+
+
 def served_of(turns: tuple[Turn, ...], group: Group) -> int:
     for turn in turns:
         if turn.group == group:

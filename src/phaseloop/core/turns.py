@@ -23,6 +23,7 @@ from .plan import (
     share_prompts,
     sharing,
     take_turn,
+    without_group,
 )
 from .policy import Outlook, all_groups_served, leaders
 from .state import LIVE, Flight, Group, State, with_slot
@@ -77,7 +78,7 @@ def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
 
 def launch_tokens(state: State) -> Step:
     """First tokens, then a shift where a context is full, then one decode round of one group."""
-    running = running_of(state)
+    running: list[Seat] = running_of(state)
     plan = plan_samples(state) or plan_shift(state, running)
     if plan is not None:
         return launch(state, plan)
@@ -93,7 +94,7 @@ def launch_tokens(state: State) -> Step:
         # Held as a whole: it has had its turn, so that it does not keep the phase from ending.
         if group not in state.phase_groups:
             state = replace(state, phase_groups=(*state.phase_groups, group))
-        running = [seat for seat in running if seat[1].group != group]
+        running = without_group(running, group)
     state, ended = make_room(state)
     return state, effects + ended
 
