@@ -136,7 +136,11 @@ class Stepper:
 
 
 async def run(stepper: Stepper, mailbox: Mailbox) -> Stop:
-    """Serve until the reducer says Stop; whoever posted in time still gets an answer."""
+    """Serve until the reducer says Stop; whoever posted in time still gets an answer.
+
+    Raises what a step raises.  However it ends, the caller closes the gateway, the worker and the
+    stepper, so that no client waits for an answer that will not come.
+    """
     try:
         while (stop := stepper.stop) is None:
             stepper.step(await mailbox.next(stepper.deadline_ns()))
