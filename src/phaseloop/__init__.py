@@ -1,3 +1,3 @@
-"""phaseloop: an LLM server in which prompt processing and token generation never share the engine."""
+"""An LLM server in which prompt processing and token generation never share the engine."""
 
 __version__ = "0.1.0"
