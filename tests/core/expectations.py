@@ -17,6 +17,7 @@ with a request or choice, `token 0/1`, or without)
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from run import Happening, Run
 from words import UsageError, name_of, time_ns
@@ -206,7 +207,7 @@ def finished(run: Run, words: Words) -> Iterator[str]:
 def gaps(run: Run, words: Words) -> Iterator[str]:
     at = words.index("<=")
     times = [one.at_ns for one in matching(run, words[:at])]
-    worst = max((b - a for a, b in zip(times, times[1:], strict=False)), default=None)
+    worst = max((b - a for a, b in pairwise(times)), default=None)
     if worst is None:
         yield "it did not happen twice"
     elif worst > time_ns(words[at + 1]):
@@ -226,9 +227,10 @@ def relation(run: Run, words: Words) -> Iterator[str]:
         raise UsageError("no such expectation; expectations.py lists them")
     at = words.index(relations[0])
     left, right = words[:at], words[at + 1 :]
+    bound_ns = 0
+    if relations[0] == "within":
+        bound_ns, right = time_ns(right[0]), right[2:]
     try:
-        if relations[0] == "within":
-            bound_ns, right = time_ns(right[0]), right[2:]
         a, b = first(run, left), first(run, right)
     except LookupError as missing:
         yield f"{missing} never happened"

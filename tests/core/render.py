@@ -87,8 +87,7 @@ def render_state(state: State) -> list[str]:
             lines.append(f"slot {slot}: {render_sequence(s)}")
         elif cache.length:
             lines.append(f"slot {slot}: empty, caches {cache.length}, {cache.pages} pages")
-    for saved in state.saved:
-        lines.append(f"saved for {saved.cause}: {render_sequence(saved.sequence)}")
+    lines += [f"saved for {one.cause}: {render_sequence(one.sequence)}" for one in state.saved]
     queued = [str(request_id) for _, request_id in keys(state.order)]
     return [*lines, f"queued: {' '.join(queued)}"] if queued else lines
 

@@ -78,7 +78,8 @@ class UsageError(Exception):
 
 def begin(line: str) -> Run:
     _, name, *words = line.split()
-    limits, options = SMALL, []
+    limits = SMALL
+    options: Lines = []
     for word in words:
         key, _, value = word.partition("=")
         if key in LIMITS:
