@@ -1,6 +1,5 @@
 """`phaseloop replay`: run a recorded trace again; check it, explain it, export it, change it."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,10 @@ from phaseloop.sim.replay import EXIT_DIVERGED, EXIT_OK, EXIT_UNREADABLE, Fold
 from phaseloop.sim.replay_cursor import Cursor, TargetError, parse_target
 from phaseloop.sim.replay_diff import difference_lines, first_difference, header_lines
 
-from .replay_fold import UsageError, fold_once
+from .errors import UserError
+from .replay_change import change
+from .replay_files import write_lines
+from .replay_fold import fold_once
 from .replay_report import verdict_lines
 from .replay_terminal import browse
 
@@ -40,7 +42,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     other = parser.add_argument_group("comparisons and changes")
     change = other.add_mutually_exclusive_group()
     change.add_argument("--diff", type=Path, metavar="FILE", help="where another trace parts")
+    change.add_argument(
+        "--what-if", metavar="CHANGES", help="policy=quantum,tg-quantum-ms=500,max-round-ms=0,..."
+    )
+    change.add_argument(
+        "--inject", metavar="FAULTS", help="cancel@SEQ:req:ID,fail@SEQ,slow=3x@SEQ,lost@SEQ"
+    )
+    change.add_argument("--shrink", action="store_true", help="to the least that shows --predicate")
     change.add_argument("--engine", action="store_true", help="run the model again as well")
+    other.add_argument("--predicate", metavar="TEXT", help="'gap_max_ms > 500 and failed == 0'")
+    other.add_argument("--tries", type=int, metavar="N", help="runs that --shrink may make (2000)")
+    other.add_argument("--cost", metavar="NAME", help="engine, or its file, to take durations from")
+    other.add_argument("--out", type=Path, metavar="FILE", help="gets the trace of the changed run")
     mode = parser.add_argument_group("how")
     mode.add_argument("--force", action="store_true", help="go on past a divergence")
     mode.add_argument("--twice", action="store_true", help="take every step twice and compare")
@@ -49,33 +62,63 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Raises UserError, which says what is wrong and carries the exit code."""
     try:
         return replay(args)
-    except (TraceError, TargetError, UsageError) as error:
-        return refuse(str(error))
+    except (TraceError, TargetError) as error:
+        raise UserError(str(error), EXIT_UNREADABLE) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        return refuse(f"{error.filename or args.trace}: {error.strerror or error}")
-
-
-def refuse(message: str) -> int:
-    sys.stderr.write(f"phaseloop replay: {message}\n")
-    return EXIT_UNREADABLE
+        where = error.filename or args.trace
+        raise UserError(f"{where}: {error.strerror or error}", EXIT_UNREADABLE) from None
 
 
 def replay(args: Namespace) -> int:
+    check_options(args)
     if args.engine:
         return refuse_engine(args)
     if args.step or args.back:
         return step_by_hand(args)
     if args.diff is not None:
         return compare(args)
+    if args.what_if is not None or args.inject is not None or args.shrink:
+        return change(args)
     return fold_once(args)
+
+
+CHANGES = ("what_if", "inject", "shrink")
+WHOLE = ("diff", "engine", *CHANGES)  # take the whole trace, and show nothing else of it
+VIEWS = ("until", "show", "why", "stats", "csv", "perfetto", "redact", "twice", "check")
+
+
+def check_options(args: Namespace) -> None:
+    """No option is silently without effect.  Raises UserError."""
+    given = {name: value for name, value in vars(args).items() if value not in (None, False)}
+    whole = [name for name in WHOLE if name in given]
+    by_hand = [name for name in ("step", "back") if name in given]
+    if whole or by_hand:
+        first = (whole or by_hand)[0]
+        allowed = ("until",) if not whole else ()
+        others = [n for n in (*VIEWS, "step", "back") if n in given and n not in (first, *allowed)]
+        if "json" in given and first in ("diff", "step", "back"):
+            others.append("json")
+        if others:
+            raise UserError(f"{option(first)} goes without {', '.join(map(option, others))}")
+    needs = {"out": CHANGES, "cost": CHANGES, "predicate": ("shrink",), "tries": ("shrink",)}
+    for name, wanted in needs.items():
+        if name in given and not any(one in given for one in wanted):
+            raise UserError(f"{option(name)} goes with {' or '.join(map(option, wanted))}")
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def refuse_engine(args: Namespace) -> int:
     with open_trace(args.trace) as reader:
         content = reader.header.content
-    raise UsageError(
+    raise UserError(
         f"--engine: {args.trace} holds {content}, no token ids, so there is nothing to run a model "
         "on; what it holds, the decisions, is replayed without --engine"
     )
@@ -92,7 +135,7 @@ def step_by_hand(args: Namespace) -> int:
         if cursor.broken is not None:
             raise cursor.broken
         if verdict.exit_code != EXIT_OK:
-            write(verdict_lines(cursor.reader.header, verdict))
+            write_lines(verdict_lines(cursor.reader.header, verdict))
         return verdict.exit_code
 
 
@@ -104,11 +147,7 @@ def compare(args: Namespace) -> int:
         lines = header_lines(left.header, right.header)
         difference = first_difference(one, two)
     if difference is None:
-        write([*lines, f"the same {one.events:,} events and decisions"])
+        write_lines([*lines, f"the same {one.events:,} events and decisions"])
         return EXIT_OK
-    write([*lines, *difference_lines(difference)])
+    write_lines([*lines, *difference_lines(difference)])
     return EXIT_DIVERGED
-
-
-def write(lines: list[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -1,16 +1,10 @@
 """One fold of a trace, with whatever was asked for watching it: the report, a story, exports."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, TextIO
-
-import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phaseloop.runtime.trace import Reader
 from phaseloop.sim.metrics import Collector
@@ -22,16 +16,18 @@ from phaseloop.sim.replay_show import Show, parse_show, show_lines
 from phaseloop.sim.replay_story import Story, Storyteller, story_lines
 from phaseloop.sim.replay_tally import Tally
 
+from .errors import UserError
+from .replay_files import (
+    create,
+    create_text,
+    open_source,
+    with_progress,
+    write_lines,
+    write_object,
+)
 from .replay_report import Report, report_lines, report_object, stats_lines, verdict_lines
 
-PROGRESS_BYTES_MIN = 4 << 20  # a shorter trace is done before a bar would be seen
-PROGRESS_EVENTS = 4096
-
 Watcher = Callable[[Step], None]
-
-
-class UsageError(Exception):
-    """Options that do not go together, or something that the trace does not hold."""
 
 
 class Views:
@@ -61,12 +57,12 @@ class Views:
         self.exports.close(fold)
 
     def story(self) -> Story | None:
-        """Raises UsageError where the request does not occur."""
+        """Raises UserError where the request does not occur."""
         if self.teller is None:
             return None
         story = self.teller.finished()
         if story is None:
-            raise UsageError(f"request {self.teller.request_id} does not occur up to there")
+            raise UserError(f"request {self.teller.request_id} does not occur up to there")
         return story
 
     def shown(self) -> list[str]:
@@ -133,22 +129,6 @@ def redaction_text(dropped: dict[str, int]) -> str:
     return f"{held}; dropped: {parts}; the chain is a new one, over the same decisions"
 
 
-def create(path: Path, trace: Path, files: ExitStack) -> BinaryIO:
-    """Open a file to be written.  Raises UsageError where it is the trace itself, or OSError."""
-    refuse_same(path, trace)
-    return files.enter_context(path.open("wb"))
-
-
-def create_text(path: Path, trace: Path, files: ExitStack) -> TextIO:
-    refuse_same(path, trace)
-    return files.enter_context(path.open("w", encoding="utf-8", newline=""))
-
-
-def refuse_same(path: Path, trace: Path) -> None:
-    if path.exists() and path.samefile(trace):
-        raise UsageError(f"{path} is the trace itself and would be overwritten; name another file")
-
-
 def parse_target_request(text: str) -> int:
     """The ID of `req:ID`, or of a plain number."""
     target = parse_target(text if text.startswith("req:") else f"req:{text}")
@@ -159,7 +139,7 @@ def fold_once(args: Namespace) -> int:
     """Fold the trace, or its beginning, and print what was asked for."""
     target = None if args.until is None else parse_target(args.until)
     with ExitStack() as files:
-        source = files.enter_context(args.trace.open("rb", buffering=1 << 18))
+        source = open_source(args.trace, files)
         reader = Reader(args.trace, source)
         fold = Fold(reader, force=args.force, twice=args.twice, check=args.check)
         views = Views(args, fold, files)
@@ -193,27 +173,12 @@ def watch(steps: Iterator[Step], watchers: list[Watcher], target: Target | None)
     if target.kind == "time":
         return True
     if step is None or not reaches(target, step):
-        raise UsageError(f"--until: the trace does not get to {target_text(target)}")
+        raise UserError(f"--until: the trace does not get to {target_text(target)}")
     return True
 
 
 def target_text(target: Target) -> str:
     return f"event {target.value}" if target.kind == "seq" else f"request {target.value}"
-
-
-def with_progress(steps: Iterator[Step], source: BinaryIO, size: int) -> Iterator[Step]:
-    """A bar on stderr for long traces, if somebody is there to see it."""
-    if size < PROGRESS_BYTES_MIN or not sys.stderr.isatty():
-        yield from steps
-        return
-    columns = (TextColumn("replay"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("replay", total=size)
-        for count, step in enumerate(steps):
-            if count % PROGRESS_EVENTS == 0:
-                progress.update(task, completed=source.tell())
-            yield step
 
 
 def print_text(report: Report, views: Views) -> None:
@@ -227,7 +192,7 @@ def print_text(report: Report, views: Views) -> None:
             lines += stats_lines(views.collector.summary())
     elif report.verdict.exit_code != EXIT_OK:
         lines += verdict_lines(report.header, report.verdict)
-    sys.stdout.write("".join(f"{line}\n" for line in lines + views.exports.lines()))
+    write_lines(lines + views.exports.lines())
 
 
 def print_object(report: Report, views: Views) -> None:
@@ -239,5 +204,4 @@ def print_object(report: Report, views: Views) -> None:
     if (story := views.story()) is not None:
         fields["why"] = story
     fields["written"] = views.exports.names
-    content = msgspec.json.format(msgspec.json.encode(fields), indent=2)
-    sys.stdout.write(content.decode() + "\n")
+    write_object(fields)

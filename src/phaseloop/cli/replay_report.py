@@ -103,6 +103,8 @@ def verdict_lines(header: Header, verdict: Verdict) -> list[str]:
 
 def notes(header: Header, verdict: Verdict) -> list[str]:
     lines = [f"note: {note}" for note in verdict.state_notes]
+    if verdict.fault is not None:
+        lines.append(f"note: the reducer raises, as it did in the recorded run: {verdict.fault}")
     if not verdict.same_sources and verdict.divergence is None:
         lines.append(
             f"note: the sources of phaseloop.core are not those that wrote this trace "
@@ -180,6 +182,44 @@ def stats_lines(summary: Summary) -> list[str]:
     ]
 
 
+def comparison_lines(columns: dict[str, Summary]) -> list[str]:
+    """The same figures of several runs, side by side; the last column also against the first."""
+    names = list(columns)
+    lines = [f"  {'':<20}" + "".join(f"{name:>14}" for name in names)]
+    tables = {name: comparison(summary) for name, summary in columns.items()}
+    for label in tables[names[0]]:
+        cells = "".join(f"{figure_text(tables[name][label]):>14}" for name in names)
+        lines.append(f"  {label:<20}{cells}")
+    return lines
+
+
+def comparison(summary: Summary) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {}
+    for name, spread in distributions(summary):
+        figures[f"{name} p50 s"] = spread.p50
+        figures[f"{name} p95 s"] = spread.p95
+        figures[f"{name} max s"] = spread.max
+    return figures | {
+        "makespan s": summary.makespan_s,
+        "prefill tokens/s": summary.prefill_tokens_per_s,
+        "decode tokens/s": summary.decode_tokens_per_s,
+        "rounds": summary.rounds,
+        "phase changes": summary.phase_changes,
+        "finished": summary.finished,
+        "cancelled": summary.cancelled,
+        "expired": summary.expired,
+        "refused": summary.refused,
+        "failed": summary.failed,
+        "unfinished": summary.unfinished,
+    }
+
+
+def figure_text(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+
+
 def distributions(summary: Summary) -> tuple[tuple[str, Percentiles], ...]:
     return (
         ("ttft", summary.ttft_s),
@@ -211,6 +251,7 @@ def report_object(report: Report) -> dict[str, object]:
         "footer": None if verdict.footer is None else msgspec.to_builtins(verdict.footer),
         "divergence": None if found is None else divergence_object(found),
         "differing": verdict.differing,
+        "fault": verdict.fault,
         "notes": list(verdict.state_notes),
         "requests": tally.requests,
         "outcomes": outcomes_object(tally),

@@ -12,12 +12,11 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from phaseloop.core.reduce import reduce
 from phaseloop.core.state import State
 from phaseloop.core.vocabulary import RequestArrived, RequestId
 from phaseloop.runtime.trace import EventLine, Reader, TraceError, event_decoder, line_decoder
 
-from .replay import Fold, Step, Verdict
+from .replay import Fold, Step, Verdict, attempt
 from .replay_text import SECOND
 
 BLOCK_EVENTS = 512
@@ -232,6 +231,6 @@ class Cursor:
             if not isinstance(line, EventLine):
                 continue
             event = event_decoder.decode(line.event)
-            after, effects = reduce(state, event)
+            after, effects, _ = attempt(state, event)
             yield Step(number, seq, event, state, after, effects)
             state, seq, count = after, seq + 1, count - 1

@@ -1,0 +1,171 @@
+"""What came from outside during a run: calls, cancels, and how long each answer would be.
+
+A scenario is what remains of a trace when everything that phaseloop itself decided is taken away.
+Given a policy and a cost model, sim/replay_rerun.py makes a run of it again.
+
+How long an answer is follows from the trace where it ended by itself: there it stays the same under
+any policy.  An answer that was cut (by its limit, a cancel, a deadline, the end of the trace) says
+nothing about how it would have gone on: it is taken to go on until something cuts it again.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from phaseloop.core.state import Limits
+from phaseloop.core.vocabulary import (
+    AnyEvent,
+    ClientResumed,
+    ClientStalled,
+    DeliverTokens,
+    EngineLost,
+    Failed,
+    FinishChoice,
+    FinishReason,
+    Lane,
+    Policy,
+    PolicyChanged,
+    RequestArrived,
+    RequestCancelled,
+    RequestId,
+    RequestSeated,
+    RoundCompleted,
+    RoundFailed,
+    SeatRequest,
+    ShutdownRequested,
+    StopMatched,
+)
+
+from .replay import Step
+
+Key = tuple[RequestId, int]
+
+CUT: tuple[FinishReason, ...] = ("cancelled", "stalled", "deadline", "shutdown", "engine_lost")
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """What one choice would say, and what the engine does with it."""
+
+    request_id: RequestId
+    choice: int = 0
+    tokens: int | None = None  # after so many it ends by itself; None: it never does
+    stop_after_ns: int | None = None  # the client's stop string is seen so long after the last one
+    is_late: bool = False  # the end comes in a round of its own, without a token
+    accepted: tuple[int, ...] = ()  # tokens per decode round with drafts, in order and again
+    seated_after_ns: int = 0  # how long the look at the cache took
+    cached: int | None = None  # prompt tokens found where the cache was looked at
+    fails_at: int | None = None  # the engine fails the lane that reaches so many tokens
+
+
+class Scenario(Struct, frozen=True):
+    limits: Limits
+    policy: Policy
+    inputs: tuple[AnyEvent, ...]  # by time
+    answers: tuple[Answer, ...]  # one per choice that was seated
+    cut: int = 0  # answers that did not end by themselves or by their limit
+
+
+class Scribe:
+    """Watches a fold and takes down its scenario."""
+
+    def __init__(self, limits: Limits, policy: Policy) -> None:
+        self._limits, self._policy = limits, policy
+        self.inputs: list[AnyEvent] = []
+        self._answers: dict[Key, Answer] = {}
+        self.tokens: dict[Key, int] = {}  # delivered so far
+        self._asked_ns: dict[Key, int] = {}  # for a seat, not answered yet
+        self._sent_ns: dict[Key, int] = {}
+        self.accepted: dict[Key, list[int]] = {}  # per decode round with drafts so far
+        self._late: set[Key] = set()
+        self._open: set[Key] = set()
+        self._cut = 0
+
+    def see(self, step: Step) -> None:
+        event = step.event
+        match event:
+            case RoundCompleted():
+                self._see_results(step, event)
+            case RequestSeated():
+                self._see_seated(event)
+            case RoundFailed():
+                flight = step.before.flight
+                if flight is not None and flight.round_id == event.round_id:
+                    self._see_failed(flight.lanes)
+            case (
+                RequestArrived()
+                | RequestCancelled()
+                | ClientStalled()
+                | ClientResumed()
+                | EngineLost()
+                | PolicyChanged()
+                | ShutdownRequested()
+            ):
+                self.inputs.append(event)
+            case _:
+                pass  # stop strings follow the answer, deadlines the state
+        for effect in step.effects:
+            if isinstance(effect, DeliverTokens):
+                for delivery in effect.deliveries:
+                    key = (delivery.request_id, delivery.choice)
+                    self.tokens[key] = self.tokens.get(key, 0) + delivery.tokens
+                    self._sent_ns[key] = event.at_ns
+            elif isinstance(effect, SeatRequest):
+                self._asked_ns[(effect.request_id, effect.choice)] = event.at_ns
+            elif isinstance(effect, FinishChoice):
+                self._see_end(step, effect)
+
+    def scenario(self) -> Scenario:
+        answers = tuple(self._finished(key) for key in self._answers)
+        cut = self._cut + len(self._open)
+        return Scenario(self._limits, self._policy, tuple(self.inputs), answers, cut)
+
+    def _see_seated(self, event: RequestSeated) -> None:
+        key = (event.request_id, event.choice)
+        after_ns = event.at_ns - self._asked_ns.pop(key, event.at_ns)
+        self._open.add(key)
+        if key not in self._answers:  # a resumed sequence is seated twice: the first look counts
+            self._answers[key] = Answer(*key, cached=event.cached_length, seated_after_ns=after_ns)
+
+    def _see_results(self, step: Step, event: RoundCompleted) -> None:
+        flight = step.before.flight
+        if flight is None or flight.round_id != event.round_id:
+            return
+        for lane, result in zip(flight.lanes, event.results, strict=False):
+            key = (lane.request_id, lane.choice)
+            if isinstance(result, Failed):
+                self._see_failed((lane,))
+            elif lane.outputs and result.finish and not result.tokens:
+                self._late.add(key)
+            elif lane.outputs > 1 and flight.kind == "decode":
+                self.accepted.setdefault(key, []).append(result.tokens)
+
+    def _see_failed(self, lanes: tuple[Lane, ...]) -> None:
+        for lane in lanes:
+            key = (lane.request_id, lane.choice)
+            answer = self._answers.get(key)
+            if answer is not None:
+                self._answers[key] = replace(answer, fails_at=lane.start + lane.count)
+
+    def _see_end(self, step: Step, effect: FinishChoice) -> None:
+        key = (effect.request_id, effect.choice)
+        self._open.discard(key)
+        answer = self._answers.get(key)
+        if answer is None:
+            return
+        if effect.reason in CUT:
+            self._cut += 1
+        if effect.reason != "stop":
+            return
+        event = step.event
+        sent_ns = self._sent_ns.get(key)
+        stop_after_ns = None
+        if isinstance(event, StopMatched) and sent_ns is not None:
+            stop_after_ns = event.at_ns - sent_ns
+        tokens = self.tokens.get(key, 0)
+        self._answers[key] = replace(
+            answer, tokens=tokens, stop_after_ns=stop_after_ns, is_late=key in self._late
+        )
+
+    def _finished(self, key: Key) -> Answer:
+        accepted = self.accepted.get(key)
+        answer = self._answers[key]
+        return answer if accepted is None else replace(answer, accepted=tuple(accepted))
