@@ -27,7 +27,7 @@ test: setup  ## all tests; ARGS="tests/core -k seal" for some
 lint: setup  ## format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml
 
 fmt: setup  ## put the format right, and what style can be fixed by itself
 	$(BIN)/ruff format .
