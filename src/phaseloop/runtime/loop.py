@@ -62,11 +62,8 @@ class Stepper:
         self._trace_lost = trace_lost
         self._deadline_told = False  # the last event was DeadlineReached
 
-    def step(self, event: AnyEvent) -> Effects:
-        """Take one event; the effects that were performed.
-
-        A fault in the reducer or in a launch closes the trace, then raises.
-        """
+    def step(self, event: AnyEvent) -> None:
+        """Take one event.  A fault in the reducer or in a launch closes the trace, then raises."""
         before = self.state
         assert event.at_ns >= self.at_ns, f"{event} goes back in time from {self.at_ns} ns"
         self.at_ns = event.at_ns
@@ -85,7 +82,6 @@ class Stepper:
             elif isinstance(effect, Stop):
                 self.stop = effect
             self._perform(effect)
-        return effects
 
     def deadline_ns(self) -> int | None:
         """When the next DeadlineReached is due, at or after `at_ns`; None if none is.
