@@ -149,9 +149,10 @@ def notes(past: Past) -> list[str]:
     if past.scenario.cut:
         what = count_text(past.scenario.cut, "answer") + " did not end by itself"
         lines.append(f"{what}; it is taken to go on until something cuts it again")
-    if any(request.candidates for request in requests_of(past.scenario)):
+    if past.scenario.prefixes:
         lines.append(
-            "cached prefixes are those that the recorded calls name; one that has moved is lost"
+            "which prompts begin alike is inferred: two of a family are taken to share all that "
+            "either is known to share"
         )
     return lines
 
@@ -223,8 +224,8 @@ def inject(args: Namespace) -> int:
     write_lines(
         [
             f"{args.trace}: {args.inject}",
-            f"as recorded up to event {disturbance.first}; of the "
-            f"{count_text(disturbance.rounds_after, 'round')} from there on {reused:,} ended as recorded",
+            f"as recorded up to event {disturbance.first}; from there on {reused:,} of "
+            f"{count_text(disturbance.rounds_after, 'round')} ended as recorded",
             *comparison_lines(columns),
             *wrote(args),
         ]

@@ -15,19 +15,25 @@ from phaseloop.core.state import State
 from phaseloop.core.vocabulary import (
     DeliverTokens,
     Failed,
+    FinishRequest,
     Lane,
     LaunchRound,
     Produced,
+    ReleaseSlot,
+    RequestArrived,
+    RequestId,
     RequestSeated,
     Result,
     RoundCompleted,
     RoundFailed,
     RoundKind,
     SeatRequest,
+    SlotIndex,
     StopMatched,
 )
 from phaseloop.engine.sim_cost import Cost, duration_ns
 
+from .replay_prefix import Held, Shelf
 from .replay_scenario import Answer, Key, Scenario
 
 RoundEnd: TypeAlias = RoundCompleted | RoundFailed
@@ -40,24 +46,32 @@ class RecordedRound(Struct, frozen=True):
     after_ns: int  # from its launch to the event
 
 
+class Past(Struct, frozen=True):
+    """Where a run is taken up in the middle.  `rounds` is None where there is no such record."""
+
+    rounds: Mapping[int, RecordedRound] | None = None  # how those from here on went
+    tokens: Mapping[Key, int] = {}  # delivered before
+    draws: Mapping[Key, int] = {}  # decode rounds with drafts before
+    held: Mapping[SlotIndex, Held] = {}  # what empty slots hold
+    seated: Mapping[SlotIndex, RequestId] = {}
+    alive: tuple[RequestId, ...] = ()
+
+
+NO_PAST = Past()
+
+
 class RecordedEngine:
     """Says how each round ends.  Counts what was delivered, to know where an answer is."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        cost: Cost,
-        rounds: Mapping[int, RecordedRound] | None = None,
-        tokens: Mapping[Key, int] | None = None,
-        draws: Mapping[Key, int] | None = None,
-    ) -> None:
-        """In the middle of a run: `tokens` delivered before, and decode rounds with drafts."""
+    def __init__(self, scenario: Scenario, cost: Cost, past: Past = NO_PAST) -> None:
         self.reused = 0  # rounds that ended as recorded
+        self.is_in_step = past.rounds is not None  # nothing has differed from the record so far
         self._cost = cost
-        self._rounds = rounds or {}
+        self._rounds = past.rounds or {}
         self._answers: dict[Key, Answer] = {(a.request_id, a.choice): a for a in scenario.answers}
-        self._tokens: dict[Key, int] = dict(tokens or {})  # delivered
-        self._draws: dict[Key, int] = dict(draws or {})  # decode rounds with drafts
+        self._tokens = dict(past.tokens)
+        self._draws = dict(past.draws)
+        self._shelf = Shelf(scenario.prefixes, past.held, past.seated, past.alive)
 
     def run(self, launch: LaunchRound, state: State, now_ns: int) -> RoundEnd:
         """The event that ends the round, at its time."""
@@ -67,6 +81,7 @@ class RecordedEngine:
             for lane in launch.lanes:
                 self._draw(launch, lane)
             return replace(recorded.end, at_ns=now_ns + recorded.after_ns)
+        self.is_in_step = False
 
         def has_begun(lane: Lane) -> bool:
             s = state.slots[lane.slot]
@@ -80,23 +95,40 @@ class RecordedEngine:
             duration_ns=length_ns,
         )
 
+    def arrive(self, event: RequestArrived, state: State) -> RequestArrived:
+        """The call as the gateway would make it now: caches are elsewhere than in the record."""
+        if not self.is_in_step:
+            requests = tuple(self._shelf.renamed(request, state) for request in event.requests)
+            event = replace(event, requests=requests)
+        for request in event.requests:
+            self._shelf.arrive(request)
+        return event
+
     def seat(self, seat: SeatRequest, now_ns: int) -> RequestSeated:
-        """What is found in the cache: as recorded, else what the candidate claims."""
-        found, restore = 0, False
+        """What is found in the cache: as recorded, else as the families of prompts tell."""
         answer = self._answers.get((seat.request_id, seat.choice))
-        after_ns = 0 if answer is None else answer.seated_after_ns
-        if seat.source is not None:
-            recorded = None if answer is None else answer.cached
-            found = min(recorded, seat.source.length) if recorded else seat.source.length
-            restore = seat.source.source == "snapshot"
+        found = self._shelf.seat(seat.slot, seat.request_id)
+        is_stored = seat.source is not None and seat.source.source == "snapshot"
+        if seat.reason in ("sibling", "resume"):
+            found = 0
+        elif self.is_in_step and answer is not None and answer.slot == seat.slot:
+            found = answer.cached
+        elif seat.source is not None and is_stored:
+            found = seat.source.length
         return RequestSeated(
-            at_ns=now_ns + after_ns,
+            at_ns=now_ns + (0 if answer is None else answer.seated_after_ns),
             request_id=seat.request_id,
             choice=seat.choice,
             slot=seat.slot,
             cached_length=found,
-            restore=restore,
+            restore=is_stored and found > 0,
         )
+
+    def release(self, effect: ReleaseSlot) -> None:
+        self._shelf.release(effect.slot, effect.keep)
+
+    def end(self, effect: FinishRequest) -> None:
+        self._shelf.end(effect.request_id)
 
     def delivered(self, effect: DeliverTokens, now_ns: int) -> tuple[StopMatched, ...]:
         """The stop strings that clients will see because of these tokens."""

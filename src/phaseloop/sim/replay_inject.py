@@ -18,7 +18,7 @@ from phaseloop.core.vocabulary import (
 from phaseloop.engine.sim_cost import PPM, Cost
 
 from .replay import Step
-from .replay_engine import RecordedEngine, RecordedRound
+from .replay_engine import Past, RecordedEngine, RecordedRound
 from .replay_rerun import Fault, Rerun, Watcher
 from .replay_scenario import Key, Scenario, Scribe
 
@@ -62,8 +62,7 @@ class Beginning(Struct):
     launch: LaunchRound | None
     launched_ns: int
     seats: tuple[Key, ...]  # asked for, not answered
-    tokens: dict[Key, int]  # delivered so far
-    draws: dict[Key, int]  # decode rounds with drafts so far
+    past: Past  # all but the rounds
 
 
 class Injection:
@@ -107,8 +106,7 @@ class Injection:
                 self._launch,
                 self._launched_ns,
                 tuple(self._seats),
-                dict(self._scribe.tokens),
-                {key: len(tokens) for key, tokens in self._scribe.accepted.items()},
+                self._past(step.after),
             )
 
     def rerun(self, cost: Cost, faults: tuple[Fault, ...], watchers: tuple[Watcher, ...]) -> Rerun:
@@ -118,7 +116,7 @@ class Injection:
             raise FaultError(f"--inject: there is no event {self._seq} in the trace")
         scenario = self._scribe.scenario()
         scenario = replace(scenario, inputs=scenario.inputs[begin.inputs :])
-        engine = RecordedEngine(scenario, cost, self._rounds, begin.tokens, begin.draws)
+        engine = RecordedEngine(scenario, cost, replace(begin.past, rounds=self._rounds))
         rerun = Rerun(
             engine, begin.state, watchers, seq=begin.seq + 1, now_ns=begin.now_ns, faults=faults
         )
@@ -127,6 +125,17 @@ class Injection:
         if begin.launch is not None and begin.state.flight is not None:
             rerun.launch(begin.launch, begin.launched_ns)
         return rerun
+
+    def _past(self, state: State) -> Past:
+        seated = {i: s.request.request_id for i, s in enumerate(state.slots) if s is not None}
+        saved = (one.sequence.request.request_id for one in state.saved)
+        return Past(
+            tokens=dict(self._scribe.tokens),
+            draws={key: len(tokens) for key, tokens in self._scribe.accepted.items()},
+            held=dict(self._scribe.held),
+            seated=seated,
+            alive=tuple(sorted({*seated.values(), *saved, *state.queue})),
+        )
 
     def _see_end(self, event: RoundCompleted | RoundFailed) -> None:
         launch = self._launch
@@ -145,7 +154,7 @@ class Injection:
             for answer in scenario.answers
             if answer.stop_after_ns is not None
             and answer.tokens is not None
-            and begin.tokens.get((answer.request_id, answer.choice), 0) >= answer.tokens
+            and begin.past.tokens.get((answer.request_id, answer.choice), 0) >= answer.tokens
         }
         promised: list[AnyEvent] = []
         for event in self._later:

@@ -21,7 +21,10 @@ from phaseloop.core.vocabulary import (
     DeliverTokens,
     Effects,
     EngineLost,
+    FinishRequest,
     LaunchRound,
+    ReleaseSlot,
+    RequestArrived,
     RequestCancelled,
     RequestId,
     RoundCompleted,
@@ -119,6 +122,8 @@ class Rerun:
             event = self._next()
             if event is None:
                 return
+            if isinstance(event, RequestArrived):
+                event = self.engine.arrive(event, self.state)
             yield event
         raise RerunError(f"the run has no end: {EVENTS_MAX:,} events were made")
 
@@ -154,6 +159,10 @@ class Rerun:
                     self.launch(effect, now_ns)
                 case SeatRequest():
                     self.post((self.engine.seat(effect, now_ns),))
+                case ReleaseSlot():
+                    self.engine.release(effect)
+                case FinishRequest():
+                    self.engine.end(effect)
                 case AbortRound():
                     self._abort(effect.round_id, now_ns)
                 case Stop():

@@ -24,6 +24,7 @@ from phaseloop.core.vocabulary import (
     Lane,
     Policy,
     PolicyChanged,
+    ReleaseSlot,
     RequestArrived,
     RequestCancelled,
     RequestId,
@@ -32,10 +33,12 @@ from phaseloop.core.vocabulary import (
     RoundFailed,
     SeatRequest,
     ShutdownRequested,
+    SlotIndex,
     StopMatched,
 )
 
 from .replay import Step
+from .replay_prefix import Held, Kin, Prefix
 
 Key = tuple[RequestId, int]
 
@@ -52,7 +55,8 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     is_late: bool = False  # the end comes in a round of its own, without a token
     accepted: tuple[int, ...] = ()  # tokens per decode round with drafts, in order and again
     seated_after_ns: int = 0  # how long the look at the cache took
-    cached: int | None = None  # prompt tokens found where the cache was looked at
+    slot: SlotIndex | None = None  # where the cache was looked at first
+    cached: int = 0  # prompt tokens found there
     fails_at: int | None = None  # the engine fails the lane that reaches so many tokens
 
 
@@ -61,6 +65,7 @@ class Scenario(Struct, frozen=True):
     policy: Policy
     inputs: tuple[AnyEvent, ...]  # by time
     answers: tuple[Answer, ...]  # one per choice that was seated
+    prefixes: tuple[Prefix, ...] = ()  # of prompts that begin like another
     cut: int = 0  # answers that did not end by themselves or by their limit
 
 
@@ -77,6 +82,8 @@ class Scribe:
         self.accepted: dict[Key, list[int]] = {}  # per decode round with drafts so far
         self._late: set[Key] = set()
         self._open: set[Key] = set()
+        self.held: dict[SlotIndex, Held] = {}
+        self._kin = Kin()
         self._cut = 0
 
     def see(self, step: Step) -> None:
@@ -100,6 +107,8 @@ class Scribe:
                 | ShutdownRequested()
             ):
                 self.inputs.append(event)
+                if isinstance(event, RequestArrived):
+                    self._see_kin(event)
             case _:
                 pass  # stop strings follow the answer, deadlines the state
         for effect in step.effects:
@@ -108,6 +117,8 @@ class Scribe:
                     key = (delivery.request_id, delivery.choice)
                     self.tokens[key] = self.tokens.get(key, 0) + delivery.tokens
                     self._sent_ns[key] = event.at_ns
+            elif isinstance(effect, ReleaseSlot):
+                self._see_release(step, effect)
             elif isinstance(effect, SeatRequest):
                 self._asked_ns[(effect.request_id, effect.choice)] = event.at_ns
             elif isinstance(effect, FinishChoice):
@@ -116,14 +127,35 @@ class Scribe:
     def scenario(self) -> Scenario:
         answers = tuple(self._finished(key) for key in self._answers)
         cut = self._cut + len(self._open)
-        return Scenario(self._limits, self._policy, tuple(self.inputs), answers, cut)
+        prefixes = self._kin.prefixes()
+        return Scenario(self._limits, self._policy, tuple(self.inputs), answers, prefixes, cut)
 
     def _see_seated(self, event: RequestSeated) -> None:
         key = (event.request_id, event.choice)
         after_ns = event.at_ns - self._asked_ns.pop(key, event.at_ns)
         self._open.add(key)
+        if (held := self.held.pop(event.slot, None)) is not None:
+            self._kin.link(held[0], event.request_id, min(event.cached_length, held[1]))
         if key not in self._answers:  # a resumed sequence is seated twice: the first look counts
-            self._answers[key] = Answer(*key, cached=event.cached_length, seated_after_ns=after_ns)
+            self._answers[key] = Answer(
+                *key, seated_after_ns=after_ns, slot=event.slot, cached=event.cached_length
+            )
+
+    def _see_kin(self, event: RequestArrived) -> None:
+        for request in event.requests:
+            for shared in request.shared:
+                self._kin.link(shared.request_id, request.request_id, shared.length)
+            for candidate in request.candidates:
+                held = self.held.get(candidate.index)
+                if candidate.source == "slot" and held is not None:
+                    self._kin.link(held[0], request.request_id, min(candidate.length, held[1]))
+
+    def _see_release(self, step: Step, effect: ReleaseSlot) -> None:
+        s = step.before.slots[effect.slot]
+        if effect.keep == 0:
+            self.held.pop(effect.slot, None)
+        elif s is not None:
+            self.held[effect.slot] = s.request.request_id, effect.keep
 
     def _see_results(self, step: Step, event: RoundCompleted) -> None:
         flight = step.before.flight

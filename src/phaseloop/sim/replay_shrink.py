@@ -184,7 +184,8 @@ def only_requests(scenario: Scenario, kept: frozenset[RequestId]) -> Scenario:
         elif request_id_of(event) is None or request_id_of(event) in kept:
             inputs.append(event)
     answers = tuple(answer for answer in scenario.answers if answer.request_id in kept)
-    return replace(scenario, inputs=tuple(inputs), answers=answers)
+    prefixes = tuple(prefix for prefix in scenario.prefixes if prefix.request_id in kept)
+    return replace(scenario, inputs=tuple(inputs), answers=answers, prefixes=prefixes)
 
 
 def request_id_of(event: AnyEvent) -> RequestId | None:
