@@ -375,8 +375,10 @@ def in_order(effects: Effects) -> Effects:
     """
     if len(effects) < 2:
         return effects
-    if len(effects) == 2 and isinstance(effects[0], DeliverTokens):
-        return effects[::-1] if isinstance(effects[1], LaunchRound) else effects
+    if len(effects) == 2:
+        first, second = effects
+        if isinstance(first, DeliverTokens) and isinstance(second, LaunchRound):
+            return second, first  # the usual step
     return tuple(sorted(effects, key=lambda effect: ORDER.get(type(effect), 4)))
 
 
