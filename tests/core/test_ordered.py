@@ -1,5 +1,7 @@
 """The persistent ordered list against a plain sorted list, by random operations."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def check_shape(entries: Ordered) -> None:
 
 
 @given(st.lists(key, max_size=400), st.randoms(use_true_random=False))
-def test_inserts_and_removals(entries: list[Key], random) -> None:
+def test_inserts_and_removals(entries: list[Key], random: Random) -> None:
     built, plain = build(entries), sorted(entries)
     check_shape(built)
     assert ordered.keys(built) == tuple(plain)

@@ -1,4 +1,4 @@
-"""The vocabulary is closed: every name is in its table, every reason code occurs, all goes over a wire.
+"""The vocabulary is closed: every name is in its table, every reason occurs, all goes over a wire.
 
 The transcripts are the material: a documented reason that none of them brings about is either dead
 or untested.
