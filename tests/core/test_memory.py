@@ -1,4 +1,4 @@
-"""The page ledger: what is reserved, what is evicted, what a saved sequence wants back.  By hand."""
+"""The page ledger: what is reserved and what is evicted for it, worked out by hand."""
 
 import pytest
 from msgspec.structs import replace

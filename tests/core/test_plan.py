@@ -3,6 +3,8 @@
 States are built by hand, values are worked out from the rules beside them.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ LIMITS = Limits(4, 2048, 4096, 1024, round_ns_max=500 * MS)
 PLAIN: Group = (0, "completion")
 
 
-def sequence(ticket: int = 0, group: Group = PLAIN, **fields: object) -> Sequence:
+def sequence(ticket: int = 0, group: Group = PLAIN, **fields: Any) -> Sequence:
     made = Sequence(
         request=Request(ticket, 100),
         choice=0,
@@ -112,7 +114,7 @@ def test_fill_keeps_to_the_time(batch: int, round_ms: int, tokens: int, took_ms:
         ({}, 8, 1),
     ],
 )
-def test_draft_width(fields: dict[str, object], lanes: int, width: int) -> None:
+def test_draft_width(fields: dict[str, Any], lanes: int, width: int) -> None:
     limits = replace(LIMITS, batch_tokens=8, draft_tokens=3)
     assert decode_width(limits, sequence(**fields), lanes) == width
 
