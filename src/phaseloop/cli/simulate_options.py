@@ -141,7 +141,12 @@ def check_options(args: Namespace) -> None:
                 raise UserError(f"{option(name)} goes without {', '.join(map(option, others))}")
             return
     if args.workload is None:
-        raise UserError("no workload: name a TOML file, such as fixtures/workloads/pair.toml")
+        swallowed = [spec for spec in (*args.fail, *args.slow) if "@" not in spec]
+        hint = f"; {swallowed[0]} was read as a fault: put it first" if swallowed else ""
+        example = "name a TOML file, such as fixtures/workloads/pair.toml"
+        raise UserError(f"no workload: {example}{hint}")
+    if args.trace is not None and args.trace.resolve() == args.workload.resolve():
+        raise UserError(f"--trace {args.trace} would overwrite the workload")
 
 
 def option(name: str) -> str:
@@ -192,7 +197,7 @@ def policies_from(args: Namespace) -> list[Policy]:
     for name in names:
         if name not in PRESETS:
             hint = nearest(name, PRESETS)
-            raise UserError(f"no policy {name!r}{hint} (there are {', '.join(PRESETS)}, all)")
+            raise UserError(f"no policy {name!r}{hint} (there are {', '.join(PRESETS)})")
         if names.count(name) > 1:
             raise UserError(f"--compare: {name} twice")
     policies = [adjusted(PRESETS[name], args) for name in names]

@@ -34,7 +34,9 @@ def read_toml(path: Path) -> "Table":
     except UnicodeDecodeError as error:
         raise SettingError(f"{path}: not UTF-8 at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: not TOML: {error}") from None
+        last = content.count(b"\n") + 1
+        where = str(error).replace("at end of document", f"at the file's end, line {last}")
+        raise SettingError(f"{path}: not TOML: {where}") from None
     except RecursionError:
         raise SettingError(f"{path}: nested too deeply") from None
 
