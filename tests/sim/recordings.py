@@ -69,7 +69,10 @@ def record(path: Path, scenario: Scenario = BUSY, cost: Cost = COST, **header: A
 def crowd(count: int, policy: str = "barrier-fair", spacing_ms: int = 40) -> Scenario:
     """Many small calls, enough for several checkpoints."""
     return scenario_of(
-        *(call(i * spacing_ms, Request(i, 10 + i % 7, output_limit=3 + i % 5)) for i in range(count)),
+        *(
+            call(i * spacing_ms, Request(i, 10 + i % 7, output_limit=3 + i % 5))
+            for i in range(count)
+        ),
         policy=policy,
     )
 

@@ -190,7 +190,7 @@ def test_limits_out_of_range_are_refused_by_name(tmp_path: Path, name: str):
         header = path.read_text().splitlines()[0]
         before, _, rest = header.partition(f'"{name}":')
         number = rest[: min(i for i, c in enumerate(rest) if c in ",}")]
-        bad = f'{before}"{name}":{value}{rest[len(number):]}\n'
+        bad = f'{before}"{name}":{value}{rest[len(number) :]}\n'
         (tmp_path / "bad.jsonl").write_text(bad)
         with pytest.raises(TraceError, match=rf"line 1, field limits\.{name}: {value} is not in"):
             fold(tmp_path / "bad.jsonl")

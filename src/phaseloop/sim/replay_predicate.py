@@ -17,7 +17,8 @@ from typing import TypeAlias
 Figures: TypeAlias = Mapping[str, float]
 Predicate: TypeAlias = Callable[[Figures], bool]
 
-TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|([A-Za-z_]\w*)|(>=|<=|==|!=|>|<|\(|\)))")
+WORD = re.compile(r"\d+\.?\d*|\.\d+|[A-Za-z_]\w*|>=|<=|==|!=|\S", re.ASCII)
+NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -87,7 +88,7 @@ class Reader:
             raise self.wrong("one of " + " ".join(COMPARISONS))
         self.index += 1
         word = self.peek()
-        if not word or word[0] not in ".0123456789":
+        if NUMBER.fullmatch(word) is None:
             raise self.wrong("a number")
         self.index += 1
         bound = float(word)
@@ -113,15 +114,5 @@ class Reader:
 
 
 def split(text: str) -> list[tuple[str, int]]:
-    """Words with their columns."""
-    words: list[tuple[str, int]] = []
-    at = 0
-    end = len(text.rstrip())
-    while at < end:
-        match = TOKEN.match(text, at)
-        if match is None:
-            raise PredicateError(f"predicate, column {at + 1}: cannot read {text[at : at + 12]!r}")
-        word = match.group().lstrip()
-        words.append((word, match.end() - len(word)))
-        at = match.end()
-    return words
+    """Words with their columns; a character that belongs to none is one, and will be refused."""
+    return [(match.group(), match.start()) for match in WORD.finditer(text)]
