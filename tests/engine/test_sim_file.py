@@ -65,10 +65,10 @@ def test_mistakes_are_named(content, message, tmp_path):
 
 
 def test_an_unknown_engine_is_answered_with_those_there_are():
-    with pytest.raises(SettingError, match="did you mean 'v100x4-qwen27b'.*cpu-smollm2"):
+    with pytest.raises(SettingError, match=r"did you mean 'v100x4-qwen27b'.*cpu-smollm2"):
         find_engine("v100x4-qwen-27b")
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(SettingError, match="nowhere.toml: No such file"):
+    with pytest.raises(SettingError, match=r"nowhere.toml: No such file"):
         find_engine("nowhere.toml")
