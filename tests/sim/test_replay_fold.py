@@ -4,6 +4,7 @@ Method: small traces are recorded, then a line is edited, the reducer is replace
 cut; the verdict must name the place.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_an_untouched_trace_is_equal(tmp_path: Path):
     assert verdict.exit_code == 0 and verdict.divergence is None
     assert verdict.events == len(steps) == steps[-1].seq + 1
     assert verdict.footer is not None and verdict.footer.reason == "done"
-    assert all(one.after is two.before for one, two in zip(steps, steps[1:], strict=False))
+    assert all(one.after is two.before for one, two in pairwise(steps))
     assert [step.line for step in steps[:3]] == [2, 3, 4]
 
 

@@ -3,6 +3,7 @@
 Method: golden texts of small scenarios, and the sums that must hold for any story.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_spans_leave_no_gap(tmp_path: Path, request_id: int, policy: str):
     assert found is not None and found.outcome is not None and found.ended_ns is not None
     spans = found.spans
     assert spans[0].since_ns == found.arrived_ns and spans[-1].until_ns == found.ended_ns
-    pairs = zip(spans, spans[1:], strict=False)
+    pairs = pairwise(spans)
     assert all(one.until_ns == two.since_ns for one, two in pairs)
     assert sum(span.tokens for span in spans) == found.tokens
 

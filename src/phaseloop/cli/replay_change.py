@@ -67,9 +67,9 @@ class Past:
 
     def __init__(self, args: Namespace) -> None:
         self.header = fold_all(args, self._watch)
-        self.scenario: Scenario = self.scribe.scenario()
-        self.summary: Summary = self.collector.summary()
         self.pricing: Pricing = pricing_of(args, self.header)
+        self.scenario: Scenario = self.pricing.applied(self.scribe.scenario())
+        self.summary: Summary = self.collector.summary()
 
     def _watch(self, header: Header) -> list[Callable[[Step], None]]:
         self.scribe = Scribe(header.limits, header.policy)
@@ -177,8 +177,9 @@ class Disturbance:
         self.header = fold_all(args, self._watch)
 
     def run(self) -> Rerun:
-        cost = pricing_of(self._args, self.header).cost
-        rerun = self._injection.rerun(cost, self._faults, tuple(self._watchers))
+        pricing = pricing_of(self._args, self.header)
+        scenario = pricing.applied(self._scribe.scenario())
+        rerun = self._injection.rerun(scenario, pricing.cost, self._faults, tuple(self._watchers))
         rerun.run()
         if self._writer is not None:
             self._writer.close("done", 0)
@@ -188,15 +189,15 @@ class Disturbance:
         return {"recorded": self._recorded.summary(), "injected": self._injected.summary()}
 
     def _watch(self, header: Header) -> list[Callable[[Step], None]]:
-        scribe = Scribe(header.limits, header.policy)
+        self._scribe = Scribe(header.limits, header.policy)
         self._recorded = Collector(header.limits, header.policy)
         self._injected = Collector(header.limits, header.policy)
-        self._injection = Injection(scribe, self.first)
+        self._injection = Injection(self._scribe, self.first)
         self._watchers.append(self._injected.observe)
         if self._args.out is not None:
-            self._writer = made_trace(self._args, header, scribe.scenario(), self._files)
+            self._writer = made_trace(self._args, header, self._scribe.scenario(), self._files)
             self._watchers.append(self._writer.append)
-        return [scribe.see, collecting(self._recorded), self._injection.see, self._see]
+        return [self._scribe.see, collecting(self._recorded), self._injection.see, self._see]
 
     def _see(self, step: Step) -> None:
         if step.seq == self.first:
@@ -244,7 +245,7 @@ def shrink(args: Namespace) -> int:
     recorded = figures_of(past.summary)
     predicate = parse_predicate(args.predicate, tuple(recorded))
     shrinker = Shrinker(past.scenario, past.pricing.cost, predicate, tries_of(args))
-    if not shrinker.shows(past.scenario):
+    if not shrinker.shows(shrinker.scenario):
         raise UserError(refusal_text(args, predicate(recorded), past.pricing.name))
     before = len(requests_of(past.scenario))
     is_minimal = shrinker.shrink()

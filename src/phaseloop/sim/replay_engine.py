@@ -67,6 +67,8 @@ class RecordedEngine:
         self.reused = 0  # rounds that ended as recorded
         self.is_in_step = past.rounds is not None  # nothing has differed from the record so far
         self._cost = cost
+        self._step_tokens = scenario.step_tokens
+        self._rows = 0  # of the round in flight
         self._rounds = past.rounds or {}
         self._answers: dict[Key, Answer] = {(a.request_id, a.choice): a for a in scenario.answers}
         self._tokens = dict(past.tokens)
@@ -75,11 +77,12 @@ class RecordedEngine:
 
     def run(self, launch: LaunchRound, state: State, now_ns: int) -> RoundEnd:
         """The event that ends the round, at its time."""
+        self._rows = sum(lane.count for lane in launch.lanes)
         recorded = self._rounds.get(launch.round_id)
         if recorded is not None and (recorded.kind, recorded.lanes) == (launch.kind, launch.lanes):
             self.reused += 1
             for lane in launch.lanes:
-                self._draw(launch, lane)
+                self._draw(lane)
             return replace(recorded.end, at_ns=now_ns + recorded.after_ns)
         self.is_in_step = False
 
@@ -94,6 +97,10 @@ class RecordedEngine:
             results=tuple(self._result(launch, lane) for lane in launch.lanes),
             duration_ns=length_ns,
         )
+
+    def step_ns(self, length_ns: int) -> int:
+        """Between two looks at whether to abort, in the round in flight if it takes so long."""
+        return -(-length_ns // max(1, -(-self._rows // self._step_tokens)))
 
     def arrive(self, event: RequestArrived, state: State) -> RequestArrived:
         """The call as the gateway would make it now: caches are elsewhere than in the record."""
@@ -154,7 +161,7 @@ class RecordedEngine:
             return Failed("as recorded")
         if not lane.outputs:
             return Produced(0)
-        tokens = self._accepted(answer, self._draw(launch, lane), lane)
+        tokens = self._accepted(answer, self._draw(lane), lane)
         if answer.tokens is None or answer.stop_after_ns is not None:
             return Produced(tokens)
         left = answer.tokens - self._tokens.get((lane.request_id, lane.choice), 0)
@@ -162,9 +169,9 @@ class RecordedEngine:
             return Produced(max(0, left), finish=True)
         return Produced(min(tokens, left))
 
-    def _draw(self, launch: LaunchRound, lane: Lane) -> int | None:
+    def _draw(self, lane: Lane) -> int | None:
         """How many rounds with drafts this sequence had; None if this is none."""
-        if launch.kind != "decode" or lane.outputs < 2:
+        if lane.outputs < 2:
             return None
         key = (lane.request_id, lane.choice)
         draw = self._draws.get(key, 0)

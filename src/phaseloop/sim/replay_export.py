@@ -91,10 +91,10 @@ class RequestTable:
         for before, sequence in zip(step.before.slots, step.after.slots, strict=True):
             if sequence is before or sequence is None or sequence.role not in PROMPT_DONE:
                 continue
-            if before is not None and before.role == sequence.role:
+            if before is None or before.role in PROMPT_DONE or before.resume is not None:
                 continue
             row = self._alive.get(sequence.request.request_id)
-            if row is not None and row.first_token_ns is None:
+            if row is not None:
                 row.ready_ns = step.event.at_ns
 
     def _see_delivery(self, effect: DeliverTokens, now_ns: int) -> None:

@@ -59,6 +59,7 @@ class Beginning(Struct):
     seq: int
     now_ns: int
     inputs: int  # how many came before
+    made: int  # other events of the same time
     launch: LaunchRound | None
     launched_ns: int
     seats: tuple[Key, ...]  # asked for, not answered
@@ -103,24 +104,39 @@ class Injection:
                 step.seq,
                 event.at_ns,
                 len(self._scribe.inputs),
+                self._scribe.made,
                 self._launch,
                 self._launched_ns,
                 tuple(self._seats),
                 self._past(step.after),
             )
 
-    def rerun(self, cost: Cost, faults: tuple[Fault, ...], watchers: tuple[Watcher, ...]) -> Rerun:
-        """Ready to run.  Raises FaultError where the trace does not get to the first fault."""
+    def rerun(
+        self,
+        scenario: Scenario,
+        cost: Cost,
+        faults: tuple[Fault, ...],
+        watchers: tuple[Watcher, ...],
+    ) -> Rerun:
+        """Ready to run.  `scenario` is the scribe's, once it has seen the whole trace.
+
+        Raises FaultError where the trace does not get to the first fault.
+        """
         begin = self.beginning
         if begin is None:
             raise FaultError(f"--inject: there is no event {self._seq} in the trace")
-        scenario = self._scribe.scenario()
-        scenario = replace(scenario, inputs=scenario.inputs[begin.inputs :])
+        inputs, after = scenario.inputs[begin.inputs :], scenario.after[begin.inputs :]
         engine = RecordedEngine(scenario, cost, replace(begin.past, rounds=self._rounds))
         rerun = Rerun(
-            engine, begin.state, watchers, seq=begin.seq + 1, now_ns=begin.now_ns, faults=faults
+            engine,
+            begin.state,
+            watchers,
+            seq=begin.seq + 1,
+            now_ns=begin.now_ns,
+            made=begin.made,
+            faults=faults,
         )
-        rerun.post(scenario.inputs)
+        rerun.enter(inputs, after)
         rerun.post(self._promised(begin, scenario))
         if begin.launch is not None and begin.state.flight is not None:
             rerun.launch(begin.launch, begin.launched_ns)

@@ -1,12 +1,14 @@
 """Make a run again from its scenario: the same calls, other decisions, durations or faults.
 
 A discrete-event loop in virtual time.  Unlike the simulator's it can begin in the middle of a run.
-What is due at the same time comes in the order in which it was posted, inputs first; a deadline
-comes after whatever else is due then.
+What is due at the same time comes in the order in which it was posted, inputs before what is made
+in answer unless the scenario knows better; a deadline comes after whatever else is due then.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
 from typing import Literal
 
 from msgspec import Struct
@@ -37,7 +39,6 @@ from phaseloop.engine.sim_cost import PPM
 from .replay_engine import RecordedEngine, RoundEnd
 
 EVENTS_MAX = 20_000_000  # a run that is longer than this never ends
-ABORT_STEPS = 8  # an aborted round ends at the next of so many equal parts
 
 INJECTED = "injected"
 
@@ -63,7 +64,7 @@ class Fault(Struct, frozen=True):
 
 
 class Rerun:
-    """One run.  Post its inputs, then `run`; afterwards `state`, `seq`, `now_ns` are the last."""
+    """One run.  Enter its inputs, then `run`; afterwards `state`, `seq`, `now_ns` are the last."""
 
     def __init__(
         self,
@@ -73,14 +74,20 @@ class Rerun:
         *,
         seq: int = 0,
         now_ns: int = 0,
+        made: int = 0,
         faults: Iterable[Fault] = (),
     ) -> None:
-        """`seq` is the number of the next event, `now_ns` the time of the last one."""
+        """`seq` is the number of the next event, `now_ns` the time of the last one.
+
+        `made` is how many events of that time have been that were no inputs.
+        """
         self.state, self.seq, self.now_ns = state, seq, now_ns
         self.engine = engine
         self._watchers = watchers
         self.faults = sorted(faults, key=lambda fault: fault.seq)  # that have not struck yet
         self._urgent: list[AnyEvent] = []  # what faults bring about, before anything else
+        self._inputs: deque[tuple[AnyEvent, int]] = deque()
+        self._made = made  # events of the present time that are no inputs
         self._heap: list[tuple[int, int, AnyEvent]] = []
         self._order = 0
         self._round_order = 0
@@ -88,6 +95,10 @@ class Rerun:
         self._launched_ns = now_ns
         self._stopped = state.stopped
         self._deadline_told = False
+
+    def enter(self, inputs: Iterable[AnyEvent], after: Iterable[int]) -> None:
+        """What comes from outside, by time; `after` as in Scenario, and may be shorter."""
+        self._inputs.extend(zip(inputs, chain(after, repeat(0)), strict=False))
 
     def post(self, events: Iterable[AnyEvent]) -> None:
         for event in events:
@@ -128,19 +139,37 @@ class Rerun:
         raise RerunError(f"the run has no end: {EVENTS_MAX:,} events were made")
 
     def _next(self) -> AnyEvent | None:
+        """The earliest of what faults bring about, inputs, what was made, and deadlines."""
         if self._urgent:
             return self._urgent.pop(0)
+        made_ns, due_ns = self._made_ns(), self._deadline_ns()
+        input_ns = self._inputs[0][0].at_ns if self._inputs else None
+        next_ns = min((ns for ns in (made_ns, input_ns) if ns is not None), default=None)
+        if next_ns is None or (due_ns is not None and due_ns < next_ns):
+            return None if due_ns is None else DeadlineReached(at_ns=due_ns)
+        if next_ns != self.now_ns:
+            self._made = 0
+        if input_ns == next_ns and (made_ns != input_ns or self._made >= self._inputs[0][1]):
+            return self._inputs.popleft()[0]
+        self._made += 1
+        return self._take_made()
+
+    def _made_ns(self) -> int | None:
+        """When the next event is due that is no input."""
         posted_ns = self._heap[0][0] if self._heap else None
-        end, due_ns = self._round_end, self._deadline_ns()
-        if end is not None and (
-            posted_ns is None or (end.at_ns, self._round_order) < self._heap[0][:2]
-        ):
-            if due_ns is None or due_ns >= end.at_ns:
+        end = self._round_end
+        if end is None:
+            return posted_ns
+        return end.at_ns if posted_ns is None else min(posted_ns, end.at_ns)
+
+    def _take_made(self) -> AnyEvent:
+        end = self._round_end
+        if end is not None:
+            key = (end.at_ns, self._round_order)
+            if not self._heap or key < self._heap[0][:2]:
                 self._round_end = None
                 return end
-        elif posted_ns is not None and (due_ns is None or due_ns >= posted_ns):
-            return heapq.heappop(self._heap)[2]
-        return None if due_ns is None else DeadlineReached(at_ns=due_ns)
+        return heapq.heappop(self._heap)[2]
 
     def _deadline_ns(self) -> int | None:
         """As runtime/loop.py has it: one that its own event did not clear waits for another."""
@@ -171,14 +200,16 @@ class Rerun:
                     pass
 
     def _abort(self, round_id: int, now_ns: int) -> None:
-        """The round ends where the engine next looks."""
+        """The round ends where the engine next looks, unless it would be over by then."""
         end = self._round_end
         if end is None or end.round_id != round_id:
             return
-        step_ns = -(-(end.at_ns - self._launched_ns) // ABORT_STEPS)
+        step_ns = self.engine.step_ns(end.at_ns - self._launched_ns)
         if step_ns > 0:
-            steps = (now_ns - self._launched_ns) // step_ns + 1
-            self._round_end = self._ending_at(end, self._launched_ns + steps * step_ns)
+            steps = -(-(now_ns - self._launched_ns) // step_ns)
+            at_ns = self._launched_ns + steps * step_ns
+            if at_ns < end.at_ns:
+                self._round_end = RoundFailed(at_ns=at_ns, round_id=round_id, reason="aborted")
 
     def _strike(self) -> None:
         """Apply the faults whose time has come; some wait for a round."""

@@ -42,6 +42,15 @@ from .replay_prefix import Held, Kin, Prefix
 
 Key = tuple[RequestId, int]
 
+INPUTS = (
+    RequestArrived,
+    RequestCancelled,
+    ClientStalled,
+    ClientResumed,
+    EngineLost,
+    PolicyChanged,
+    ShutdownRequested,
+)
 CUT: tuple[FinishReason, ...] = ("cancelled", "stalled", "deadline", "shutdown", "engine_lost")
 
 
@@ -63,9 +72,11 @@ class Answer(Struct, frozen=True, omit_defaults=True):
 class Scenario(Struct, frozen=True):
     limits: Limits
     policy: Policy
-    inputs: tuple[AnyEvent, ...]  # by time
+    inputs: tuple[AnyEvent, ...]  # by time; all other events are made by the shell in answer
     answers: tuple[Answer, ...]  # one per choice that was seated
     prefixes: tuple[Prefix, ...] = ()  # of prompts that begin like another
+    step_tokens: int = 1024  # rows between two looks of the engine at whether to abort
+    after: tuple[int, ...] = ()  # per input: how many made events of its time come before it
     cut: int = 0  # answers that did not end by themselves or by their limit
 
 
@@ -75,42 +86,29 @@ class Scribe:
     def __init__(self, limits: Limits, policy: Policy) -> None:
         self._limits, self._policy = limits, policy
         self.inputs: list[AnyEvent] = []
+        self.made = 0  # events at the time of the last one that are no inputs
+        self._made_ns = 0
+        self._after: list[int] = []
         self._answers: dict[Key, Answer] = {}
         self.tokens: dict[Key, int] = {}  # delivered so far
         self._asked_ns: dict[Key, int] = {}  # for a seat, not answered yet
         self._sent_ns: dict[Key, int] = {}
         self.accepted: dict[Key, list[int]] = {}  # per decode round with drafts so far
-        self._late: set[Key] = set()
-        self._open: set[Key] = set()
+        self._open: set[Key] = set()  # seated, not ended
         self.held: dict[SlotIndex, Held] = {}
         self._kin = Kin()
         self._cut = 0
 
     def see(self, step: Step) -> None:
         event = step.event
-        match event:
-            case RoundCompleted():
-                self._see_results(step, event)
-            case RequestSeated():
-                self._see_seated(event)
-            case RoundFailed():
-                flight = step.before.flight
-                if flight is not None and flight.round_id == event.round_id:
-                    self._see_failed(flight.lanes)
-            case (
-                RequestArrived()
-                | RequestCancelled()
-                | ClientStalled()
-                | ClientResumed()
-                | EngineLost()
-                | PolicyChanged()
-                | ShutdownRequested()
-            ):
-                self.inputs.append(event)
-                if isinstance(event, RequestArrived):
-                    self._see_kin(event)
-            case _:
-                pass  # stop strings follow the answer, deadlines the state
+        if event.at_ns != self._made_ns:
+            self._made_ns = event.at_ns
+            self.made = 0
+        if isinstance(event, INPUTS):
+            self._see_input(event)
+        else:
+            self.made += 1
+            self._see_made(step, event)
         for effect in step.effects:
             if isinstance(effect, DeliverTokens):
                 for delivery in effect.deliveries:
@@ -127,8 +125,32 @@ class Scribe:
     def scenario(self) -> Scenario:
         answers = tuple(self._finished(key) for key in self._answers)
         cut = self._cut + len(self._open)
-        prefixes = self._kin.prefixes()
-        return Scenario(self._limits, self._policy, tuple(self.inputs), answers, prefixes, cut)
+        return Scenario(
+            self._limits,
+            self._policy,
+            tuple(self.inputs),
+            answers,
+            self._kin.prefixes(),
+            after=tuple(self._after),
+            cut=cut,
+        )
+
+    def _see_input(self, event: AnyEvent) -> None:
+        self.inputs.append(event)
+        self._after.append(self.made)
+        if isinstance(event, RequestArrived):
+            self._see_kin(event)
+
+    def _see_made(self, step: Step, event: AnyEvent) -> None:
+        """Stop strings follow the answer, and deadlines the state: nothing to take down."""
+        if isinstance(event, RoundCompleted):
+            self._see_results(step, event)
+        elif isinstance(event, RequestSeated):
+            self._see_seated(event)
+        elif isinstance(event, RoundFailed):
+            flight = step.before.flight
+            if flight is not None and flight.round_id == event.round_id and not flight.aborted:
+                self._see_failed(flight.lanes)
 
     def _see_seated(self, event: RequestSeated) -> None:
         key = (event.request_id, event.choice)
@@ -165,10 +187,18 @@ class Scribe:
             key = (lane.request_id, lane.choice)
             if isinstance(result, Failed):
                 self._see_failed((lane,))
-            elif lane.outputs and result.finish and not result.tokens:
-                self._late.add(key)
-            elif lane.outputs > 1 and flight.kind == "decode":
+                continue
+            if lane.outputs and result.finish:
+                self._see_last(key, result.tokens)
+            if lane.outputs > 1:
                 self.accepted.setdefault(key, []).append(result.tokens)
+
+    def _see_last(self, key: Key, tokens: int) -> None:
+        """The engine says that the text ends, whether or not anybody still wants it."""
+        answer = self._answers.get(key)
+        if answer is not None:
+            tokens_all = self.tokens.get(key, 0) + tokens
+            self._answers[key] = replace(answer, tokens=tokens_all, is_late=not tokens)
 
     def _see_failed(self, lanes: tuple[Lane, ...]) -> None:
         for lane in lanes:
@@ -185,17 +215,10 @@ class Scribe:
             return
         if effect.reason in CUT:
             self._cut += 1
-        if effect.reason != "stop":
-            return
-        event = step.event
         sent_ns = self._sent_ns.get(key)
-        stop_after_ns = None
-        if isinstance(event, StopMatched) and sent_ns is not None:
-            stop_after_ns = event.at_ns - sent_ns
-        tokens = self.tokens.get(key, 0)
-        self._answers[key] = replace(
-            answer, tokens=tokens, stop_after_ns=stop_after_ns, is_late=key in self._late
-        )
+        if isinstance(step.event, StopMatched) and effect.reason == "stop" and sent_ns is not None:
+            tokens, after_ns = self.tokens[key], step.event.at_ns - sent_ns
+            self._answers[key] = replace(answer, tokens=tokens, stop_after_ns=after_ns)
 
     def _finished(self, key: Key) -> Answer:
         accepted = self.accepted.get(key)

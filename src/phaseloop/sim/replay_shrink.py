@@ -32,6 +32,13 @@ from .replay_whatif import summary_of
 
 PLAIN = Request(0, 1)  # what every optional field of a request is put back to
 KEPT_FIELDS = ("request_id", "prompt_length", "output_limit", "choices")
+PLAIN_ANSWER: dict[str, object] = {
+    "stop_after_ns": None,
+    "is_late": False,
+    "accepted": (),
+    "seated_after_ns": 0,
+    "fails_at": None,
+}
 
 
 class Shrinker:
@@ -40,7 +47,7 @@ class Shrinker:
     def __init__(
         self, scenario: Scenario, cost: Cost, predicate: Predicate, tries_max: int
     ) -> None:
-        self.scenario = scenario
+        self.scenario = bare(scenario)
         self.tries = 0
         self._cost = cost
         self._predicate = predicate
@@ -71,6 +78,7 @@ class Shrinker:
                 self._leave_out()
                 self._simplify()
                 self._lessen()
+            self._accept(renumbered(self.scenario))
         except Exhausted:
             return False
         return True
@@ -105,6 +113,13 @@ class Shrinker:
                 if name not in KEPT_FIELDS and value != default:
                     current = request_of(self.scenario, request.request_id)
                     self._accept(with_request(self.scenario, replace(current, **{name: default})))
+        self._accept(replace(self.scenario, prefixes=()))
+        for index in range(len(self.scenario.answers)):
+            for name, default in PLAIN_ANSWER.items():
+                answer = self.scenario.answers[index]
+                if asdict(answer)[name] != default:
+                    plain = replace(answer, **{name: default})
+                    self._accept(with_answer(self.scenario, index, plain))
 
     def _lessen(self) -> None:
         for change, value, floor in list(self._numbers()):
@@ -138,9 +153,8 @@ class Shrinker:
 
     def _answer(self, index: int) -> Callable[[int], Scenario]:
         def change(tokens: int) -> Scenario:
-            answers = list(self.scenario.answers)
-            answers[index] = replace(answers[index], tokens=tokens)
-            return replace(self.scenario, answers=tuple(answers))
+            answer = replace(self.scenario.answers[index], tokens=tokens)
+            return with_answer(self.scenario, index, answer)
 
         return change
 
@@ -216,6 +230,42 @@ def with_request(scenario: Scenario, request: Request) -> Scenario:
     inputs = tuple(put_back(event) for event in scenario.inputs)
     answers = tuple(a for a in scenario.answers if keeps(a, fitted))
     return replace(scenario, inputs=inputs, answers=answers)
+
+
+def with_answer(scenario: Scenario, index: int, answer: Answer) -> Scenario:
+    answers = scenario.answers
+    return replace(scenario, answers=(*answers[:index], answer, *answers[index + 1 :]))
+
+
+def bare(scenario: Scenario) -> Scenario:
+    """Without what only a run that is taken up in the middle needs."""
+    answers = tuple(replace(answer, slot=None, cached=0) for answer in scenario.answers)
+    return replace(scenario, answers=answers, after=(), cut=0)
+
+
+def renumbered(scenario: Scenario) -> Scenario:
+    """The same with requests numbered from 0 on."""
+    numbers = {r.request_id: number for number, r in enumerate(requests_of(scenario))}
+
+    def renumber_request(request: Request) -> Request:
+        shared = tuple(Shared(numbers[s.request_id], s.length) for s in request.shared)
+        return replace(request, request_id=numbers[request.request_id], shared=shared)
+
+    def renumber(event: AnyEvent) -> AnyEvent:
+        match event:
+            case RequestArrived():
+                return replace(event, requests=tuple(map(renumber_request, event.requests)))
+            case RequestCancelled() | ClientStalled() | ClientResumed():
+                return replace(event, request_id=numbers[event.request_id])
+            case _:
+                return event
+
+    return replace(
+        scenario,
+        inputs=tuple(map(renumber, scenario.inputs)),
+        answers=tuple(replace(a, request_id=numbers[a.request_id]) for a in scenario.answers),
+        prefixes=tuple(replace(p, request_id=numbers[p.request_id]) for p in scenario.prefixes),
+    )
 
 
 def cut_candidate(candidate: Candidate, length: int) -> Candidate:

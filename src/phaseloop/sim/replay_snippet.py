@@ -22,13 +22,13 @@ def snippet(scenario: Scenario, cost: Cost, predicate: str, source: str) -> str:
     imports.setdefault("phaseloop.sim.replay_figures", []).append("figures_of")
     imports.setdefault("phaseloop.sim.replay_predicate", []).append("parse_predicate")
     imports.setdefault("phaseloop.sim.replay_whatif", []).append("summary_of")
-    lines = [f'"""Shrunk by phaseloop replay from {source}: {predicate}"""', ""]
+    lines = [f'"""Shrunk by phaseloop replay from {source}."""', ""]
     lines += [f"from {name} import {', '.join(sorted(imports[name]))}" for name in sorted(imports)]
     lines += ["", f"SCENARIO = {literal(scenario)}", f"COST = {literal(cost)}", "", ""]
     lines += [
         "def test_shrunk():",
         "    figures = figures_of(summary_of(SCENARIO, COST))",
-        f"    predicate = parse_predicate({predicate!r}, tuple(figures))",
+        f"    predicate = parse_predicate({literal(predicate)}, tuple(figures))",
         "    assert not predicate(figures), figures",
     ]
     return "\n".join(lines) + "\n"
@@ -61,10 +61,26 @@ def literal(value: object, indent: int = 0) -> str:
         parts = [f"{field}={literal(part, indent + 4)}" for field, part in fields_shown(value)]
         return bracketed(f"{name}(", parts, ")", indent)
     if isinstance(value, tuple):
-        parts = [literal(part, indent + 4) for part in cast(tuple[object, ...], value)]
+        items = cast(tuple[object, ...], value)
+        parts = [literal(part, indent + 4) for part in items]
         closing = ",)" if len(parts) == 1 else ")"
+        if all(isinstance(item, int) for item in items):
+            parts = filled(parts, WIDTH - indent - 4)
         return bracketed("(", parts, closing, indent)
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()  # a Python literal as well, in double quotes
     return repr(value)
+
+
+def filled(parts: list[str], width: int) -> list[str]:
+    """Neighbours joined for as long as they fit on a line."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def bracketed(opening: str, parts: list[str], closing: str, indent: int) -> str:

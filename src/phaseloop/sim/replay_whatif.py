@@ -92,12 +92,18 @@ def change_policy(pairs: dict[str, str]) -> Change:
 
     def change(scenario: Scenario) -> Scenario:
         base: Policy = scenario.policy if name is None else PRESETS[name]
-        inputs = scenario.inputs
         if name is not None:
-            inputs = tuple(event for event in inputs if not isinstance(event, PolicyChanged))
-        return replace(scenario, policy=replace(base, **fields), inputs=inputs)
+            scenario = without_policy_changes(scenario)
+        return replace(scenario, policy=replace(base, **fields))
 
     return change
+
+
+def without_policy_changes(scenario: Scenario) -> Scenario:
+    kept = [i for i, event in enumerate(scenario.inputs) if not isinstance(event, PolicyChanged)]
+    inputs = tuple(scenario.inputs[i] for i in kept)
+    after = tuple(scenario.after[i] for i in kept) if scenario.after else ()
+    return replace(scenario, inputs=inputs, after=after)
 
 
 def number(option: str, name: str, text: str, allowed: Range) -> int:
@@ -113,6 +119,6 @@ def summary_of(scenario: Scenario, cost: Cost, watchers: tuple[Watcher, ...] = (
     collector = Collector(scenario.limits, scenario.policy)
     state = initial(scenario.limits, scenario.policy)
     rerun = Rerun(RecordedEngine(scenario, cost), state, (collector.observe, *watchers))
-    rerun.post(scenario.inputs)
+    rerun.enter(scenario.inputs, scenario.after)
     rerun.run()
     return collector.summary()
