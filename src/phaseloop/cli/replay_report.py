@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from phaseloop.core.vocabulary import FinishReason
-from phaseloop.runtime.digest import core_digest
 from phaseloop.runtime.trace import Header
 from phaseloop.sim.metrics import Summary
-from phaseloop.sim.replay import Divergence, Verdict
+from phaseloop.sim.replay import Divergence, Verdict, present_core
 from phaseloop.sim.replay_tally import Tally, Worst
 from phaseloop.sim.replay_text import (
     SECOND,
@@ -108,7 +107,7 @@ def notes(header: Header, verdict: Verdict) -> list[str]:
     if not verdict.same_sources and verdict.divergence is None:
         lines.append(
             f"note: the sources of phaseloop.core are not those that wrote this trace "
-            f"({header.core} by version {header.version}, now {core_digest()})"
+            f"({header.core} by version {header.version}, now {present_core()})"
         )
     if verdict.torn_line is not None:
         lines.append(
@@ -158,7 +157,7 @@ def cause_lines(header: Header, verdict: Verdict, found: Divergence) -> list[str
             what = "the chain does not follow from this event and its answer"
     if not verdict.same_sources:
         written = f"{header.core} (version {header.version})"
-        return [what, f"the sources have changed: written by {written}, now {core_digest()}"]
+        return [what, f"the sources have changed: written by {written}, now {present_core()}"]
     edited = "the header or this line" if found.seq == 0 and found.event else "this line"
     return [what, f"the sources are those that wrote the trace, so {edited} was edited"]
 

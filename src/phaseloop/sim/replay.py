@@ -11,6 +11,7 @@ only there does the file say which part of the state differs, and stops.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -102,7 +103,7 @@ class Fold:
         """Raises TraceError where the header's limits are out of range."""
         check_limits(reader.path, reader.header.limits)
         self.reader = reader
-        self.same_sources = reader.header.core == core_digest()
+        self.same_sources = reader.header.core == present_core()
         self.state = initial(reader.header.limits, reader.header.policy)
         self.fingerprint = Fingerprint(reader.header_line, self.state)
         self.divergence: Divergence | None = None
@@ -188,6 +189,12 @@ class Fold:
                 f"line {line}: every decision is equal, but the digests of "
                 f"{' and '.join(names)} after {record.events} events are not"
             )
+
+
+@cache
+def present_core() -> str:
+    """The digest of the reducer's sources: they are read once per process."""
+    return core_digest()
 
 
 def attempt(state: State, event: AnyEvent) -> tuple[State, Effects, str]:
