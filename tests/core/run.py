@@ -21,6 +21,7 @@ from phaseloop.core.vocabulary import (
     Effects,
     FinishChoice,
     FinishRequest,
+    Lane,
     LaunchRound,
     Policy,
     Produced,
@@ -57,11 +58,13 @@ class Run:
         self.events: list[AnyEvent] = []
         self.effects: list[Effects] = []
         self.log: list[Happening] = []
+        self.faultless = True  # no check has failed so far
         self.ready: set[tuple[int, int]] = set()  # choices whose prompt was once complete
         self.shadow = Shadow(limits, mixes=policy.switch == "mixed")
 
     def post(self, event: AnyEvent) -> Effects:
         before = self.state
+        self.faultless = False
         after, effects = reduce(before, event)
         assert (after, effects) == reduce(before, event), "I10: the same step gave two results"
         check(after)
@@ -73,6 +76,7 @@ class Run:
         self.state, self.step = after, self.step + 1
         self.events.append(event)
         self.effects.append(effects)
+        self.faultless = True
         return effects
 
     def explain_everybody(self, state: State) -> None:
@@ -103,11 +107,16 @@ class Run:
         )
 
     def complete(self, duration_ns: int = ROUND_NS) -> Effects:
-        """The round in flight goes well: one token per lane that yields any."""
+        """The round in flight goes well: one token per lane that yields any.
+
+        Where nothing else bounds an answer, that token is its last.
+        """
         flight = self.state.flight
         assert flight is not None, "no round is in flight"
         self.now_ns += duration_ns
-        results = tuple(Produced(min(1, lane.outputs)) for lane in flight.lanes)
+        results = tuple(
+            Produced(min(1, lane.outputs), self.is_endless(lane)) for lane in flight.lanes
+        )
         return self.post(
             RoundCompleted(
                 at_ns=self.now_ns,
@@ -116,6 +125,10 @@ class Run:
                 duration_ns=duration_ns,
             )
         )
+
+    def is_endless(self, lane: Lane) -> bool:
+        s = self.state.slots[lane.slot]
+        return bool(lane.outputs) and s is not None and s.output_limit is None
 
     def answer(self) -> bool:
         """Whatever the world owes first; False where it owes nothing."""

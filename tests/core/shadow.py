@@ -16,7 +16,6 @@ from phaseloop.core.vocabulary import (
     DropSaved,
     Effects,
     EngineLost,
-    Failed,
     FinishChoice,
     FinishRequest,
     Lane,
@@ -97,7 +96,7 @@ class Shadow:
             case RoundCompleted() if self.flight and event.round_id == self.flight.round_id:
                 return self.take_completed(event)
             case RoundFailed() if self.flight and event.round_id == self.flight.round_id:
-                self.flight = None
+                self.take_failed(self.flight)
             case EngineLost():
                 self.flight = None
             case PolicyChanged():
@@ -131,22 +130,30 @@ class Shadow:
         for lane, result in zip(launch.lanes, event.results, strict=True):
             seat = self.seats[lane.slot]
             assert seat.length is not None
-            if isinstance(result, Produced):
+            if isinstance(result, Produced) and keeps_contract(lane, result):
                 tokens[seat.name] = result.tokens
                 if result.tokens:
                     self.spoke.add(seat.name)
-            self.move(launch, lane, seat, result)
+                self.move(launch, lane, seat, result.tokens)
+            elif launch.kind == "restore":
+                self.saved.pop(seat.name, None)
+                seat.length, seat.to_restore = 0, None
         return tokens
 
-    def move(self, launch: LaunchRound, lane: Lane, seat: Seat, result: Produced | Failed) -> None:
+    def take_failed(self, launch: LaunchRound) -> None:
+        """Every lane is as before the launch; a stored prefix that did not come is not there."""
+        self.flight = None
+        for lane in launch.lanes:
+            seat = self.seats[lane.slot]
+            if launch.kind == "restore" and seat.name not in self.saved:
+                seat.length, seat.to_restore = 0, None
+
+    def move(self, launch: LaunchRound, lane: Lane, seat: Seat, tokens: int) -> None:
         assert seat.length is not None
         match launch.kind:
             case "restore":
                 self.saved.pop(seat.name, None)
-                seat.to_restore = None
-                seat.length = 0 if isinstance(result, Failed) else lane.count
-            case _ if isinstance(result, Failed):
-                pass
+                seat.length, seat.to_restore = lane.count, None
             case "fork":
                 seat.length = lane.count
             case "save" | "sample":
@@ -154,9 +161,9 @@ class Shadow:
             case "shift":
                 seat.length -= lane.count
             case "decode":
-                seat.length += max(1, result.tokens)
+                seat.length += max(1, tokens)
             case "mixed" if lane.start >= seat.request.prompt_length or lane.outputs > 1:
-                seat.length += max(1, result.tokens)
+                seat.length += max(1, tokens)
             case _:
                 seat.length += lane.count
 
@@ -267,8 +274,10 @@ class Shadow:
         match launch.kind:
             case "restore":
                 assert (lane.start, lane.count) == (0, seat.to_restore), f"restore of {name}"
-            case "save":
-                assert (lane.start, lane.count) == (0, seat.length), f"save of {name}"
+            case "save":  # whoever has ended may have been cut to its length before a round
+                whole = lane.count == seat.length or name in self.ending
+                assert lane.start == 0 and whole, f"save of {name}"
+                assert lane.count <= seat.length, f"{name} saves more than it holds"
             case "fork":
                 source = self.seats[lane.source] if lane.source is not None else None
                 assert source is not None and source.length is not None, "a fork of nothing"
@@ -305,3 +314,10 @@ class Shadow:
         for slot, seat in self.seats.items():
             used += -(-max(ends.get(slot, 0), seat.length or 0) // length)
         assert used <= self.limits.page_count, f"{used} pages of {self.limits.page_count} in use"
+
+
+def keeps_contract(lane: Lane, result: Produced) -> bool:
+    """R13: an answer outside the contract is as good as none."""
+    if not lane.outputs:
+        return result.tokens == 0
+    return 0 <= result.tokens <= lane.outputs and (result.tokens > 0 or result.finish)
