@@ -111,6 +111,7 @@ class ThreadWorker:
         self._is_lost = True  # nobody is left to hear of it
         self._jobs.put(None)
         await self._ended.wait()
+        self._thread.join()  # it has made its last call; this takes no time
 
     def _hand_over(self, job: Job) -> None:
         if self._is_lost:
