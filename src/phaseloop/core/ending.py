@@ -159,8 +159,18 @@ def release(state: State, slot: SlotIndex, reason: ReleaseReason) -> Step:
 
 
 def keepable(sequence: Sequence) -> int:
+    """Tokens whose state another prompt may find in place.
+
+    After a context shift only the kept head is what a cold run would compute: the rest was computed
+    with the dropped tokens in view.
+    """
     request = sequence.request
-    return sequence.length if request.keep_cache and request.kind == "completion" else 0
+    if not request.keep_cache or request.kind != "completion":
+        return 0
+    unshifted = request.prompt_length + sequence.produced - 1
+    if sequence.produced and sequence.length < unshifted:
+        return min(sequence.length, request.shift_keep or 0)
+    return sequence.length
 
 
 def has_sibling(state: State, slot: SlotIndex) -> bool:

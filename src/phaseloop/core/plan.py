@@ -236,37 +236,39 @@ def sharing(prompts: list[Seat], policy: Policy) -> list[Seat]:
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-def plan_samples(state: State) -> Plan | None:
+def plan_samples(state: State, ready: list[Seat]) -> Plan | None:
     """All first tokens that may be drawn, whatever the group: no weights are involved."""
-    ready = [(i, s) for i, s in enumerate(state.slots) if s is not None and s.role == "ready"]
     if not ready:
         return None
     led = leaders(state)
-    lanes = tuple(
-        lane(slot, s, s.length, 0, 1)
-        for slot, s in ready
-        if s.stalled_until_ns is None and slot not in led
-    )
+    lanes = tuple(lane(slot, s, s.length, 0, 1) for slot, s in ready if slot not in led)
     if not lanes:
         return None
     reason: LaunchReason = "barrier_opened" if state.policy.switch == "barrier" else "ready"
     return Plan("sample", lanes, reason)
 
 
-def running_of(state: State) -> list[Seat]:
-    return [
-        (i, s)
-        for i, s in enumerate(state.slots)
-        if s is not None and s.role == "generating" and s.stalled_until_ns is None
-    ]
+def awake(state: State) -> tuple[list[Seat], list[Seat]]:
+    """(ready, generating) sequences whose clients read, in slot order."""
+    ready: list[Seat] = []
+    running: list[Seat] = []
+    for slot, s in enumerate(state.slots):
+        if s is None or s.stalled_until_ns is not None:
+            continue
+        if s.role == "generating":
+            running.append((slot, s))
+        elif s.role == "ready":
+            ready.append((slot, s))
+    return ready, running
 
 
 def plan_shift(state: State, running: list[Seat]) -> Plan | None:
-    limits, full = state.limits, state.limits.context_length
+    limits = state.limits
+    full = [seat for seat in running if seat[1].length >= limits.context_length]
     lanes = tuple(
         lane(slot, s, keep, (s.length - keep + 1) // 2)
-        for slot, s in running
-        if s.length >= full and (keep := kept_on_shift(s, limits)) is not None
+        for slot, s in full
+        if (keep := kept_on_shift(s, limits)) is not None
     )
     return Plan("shift", lanes, "context_full") if lanes else None
 
@@ -308,6 +310,15 @@ def without_group(seats: list[Seat], group: Group) -> list[Seat]:
     return [seat for seat in seats if seat[1].group != group]
 
 
+def only_group(seats: list[Seat]) -> Group | None:
+    """The group of all these seats, if they have but one: the usual case, so worth a short way."""
+    first = seats[0][1].group
+    for _, s in seats:
+        if s.group != first:
+            return None
+    return first
+
+
 def served_of(turns: tuple[Turn, ...], group: Group) -> int:
     for turn in turns:
         if turn.group == group:
@@ -317,9 +328,9 @@ def served_of(turns: tuple[Turn, ...], group: Group) -> int:
 
 def next_group(turns: tuple[Turn, ...], seats: list[Seat]) -> Group:
     """The group of these seats that had its turn longest ago, or never; the first among equals."""
-    first = seats[0][1].group
-    if all(s.group == first for _, s in seats):
-        return first
+    only = only_group(seats)
+    if only is not None:
+        return only
     recency = {turn.group: index for index, turn in enumerate(turns)}
     return min((s.group for _, s in seats), key=lambda group: recency.get(group, -1))
 

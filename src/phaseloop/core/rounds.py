@@ -11,9 +11,9 @@ from .vocabulary import (
     Delivery,
     DropSaved,
     Effects,
-    Failed,
     FinishReason,
     Lane,
+    Produced,
     Result,
     RoundCompleted,
     RoundFailed,
@@ -57,9 +57,10 @@ def computed(state: State, flight: Flight, results: tuple[Result, ...]) -> Step:
         s = slots[slot]
         assert s is not None and s.request.request_id == lane.request_id, "a lane keeps its seat"
         if s.role == "leaving":
+            slots[slot] = left_behind(s, flight, lane, result)
             leaving.append(slot)
             continue
-        if isinstance(result, Failed) or not plausible(lane, result.tokens, result.finish):
+        if not isinstance(result, Produced) or not plausible(lane, result):
             endings.append((slot, "failed"))
             continue
         if lane.outputs:
@@ -85,11 +86,22 @@ def computed(state: State, flight: Flight, results: tuple[Result, ...]) -> Step:
     return state, effects
 
 
-def plausible(lane: Lane, tokens: int, finish: bool) -> bool:
+def plausible(lane: Lane, result: Produced) -> bool:
     """An engine that answers outside its contract has failed the lane (R13)."""
-    if not lane.outputs:
-        return tokens == 0
-    return 0 <= tokens <= lane.outputs and (tokens > 0 or finish)
+    if 0 < result.tokens <= lane.outputs:
+        return True
+    return result.tokens == 0 and (lane.outputs == 0 or result.finish)
+
+
+def left_behind(s: Sequence, flight: Flight, lane: Lane, result: Result) -> Sequence:
+    """What the slot of a sequence that ended meanwhile holds: of use as cache, if not to it."""
+    if not isinstance(result, Produced):
+        return s
+    if flight.kind == "shift":
+        return replace(s, length=s.length - lane.count)
+    if flight.kind in ("prefill", "encode"):
+        return replace(s, length=s.length + lane.count)
+    return s
 
 
 def generated(
@@ -141,7 +153,7 @@ def moved(state: State, flight: Flight, event: RoundCompleted) -> Step:
     """Lanes whose state was copied: to a fork, to host RAM, or back."""
     effects: list[AnyEffect] = []
     for lane, result in zip(flight.lanes, event.results, strict=True):
-        ok = not isinstance(result, Failed)
+        ok = isinstance(result, Produced) and plausible(lane, result)
         state, done = move(state, flight, lane, event.at_ns if ok else None)
         effects += done
     state, released = release_sources(state, flight)

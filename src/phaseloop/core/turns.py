@@ -8,17 +8,18 @@ from .memory import pages_for, take_pages
 from .plan import (
     Plan,
     Seat,
+    awake,
     decode_width,
     fill_limit,
     next_group,
     of_group,
+    only_group,
     plan_moves,
     plan_prefill_class,
     plan_samples,
     plan_shift,
     prompts_of,
     rows_that_fit,
-    running_of,
     served_of,
     share_prompts,
     sharing,
@@ -78,14 +79,13 @@ def launch(state: State, plan: Plan, evicted: Effects = ()) -> Step:
 
 def launch_tokens(state: State) -> Step:
     """First tokens, then a shift where a context is full, then one decode round of one group."""
-    running: list[Seat] = running_of(state)
-    plan = plan_samples(state) or plan_shift(state, running)
+    ready, running = awake(state)
+    plan = plan_samples(state, ready) or plan_shift(state, running)
     if plan is not None:
         return launch(state, plan)
     effects: Effects = ()
     while running:
-        group = next_fresh_group(state, running)
-        members = of_group(running, group)
+        group, members = next_members(state, running)
         state, evicted, lanes = decode_lanes(state, members)
         effects += evicted
         if lanes:
@@ -101,10 +101,11 @@ def launch_tokens(state: State) -> Step:
 
 def launch_mixed(state: State) -> Step:
     """Continuous batching: decode rows first, then prompts greedily in the rows that are left."""
-    plan = plan_moves(state) or plan_samples(state) or plan_shift(state, running_of(state))
+    ready, running = awake(state)
+    plan = plan_moves(state) or plan_samples(state, ready) or plan_shift(state, running)
     if plan is not None:
         return launch(state, plan)
-    running, prompts = running_of(state), sharing(prompts_of(state), state.policy)
+    prompts = sharing(prompts_of(state), state.policy)
     if not running and not prompts:
         return state, ()
     group = next_group(state.prefill_turns, running + prompts)
@@ -124,10 +125,14 @@ def launch_mixed(state: State) -> Step:
     return launch(state, plan, evicted)
 
 
-def next_fresh_group(state: State, running: list[Seat]) -> Group:
+def next_members(state: State, running: list[Seat]) -> tuple[Group, list[Seat]]:
     """First a group that had no round in this phase (R11), then the one whose turn it is."""
+    only = only_group(running)
+    if only is not None:
+        return only, running
     fresh = [seat for seat in running if seat[1].group not in state.phase_groups]
-    return next_group(state.decode_turns, fresh or running)
+    group = next_group(state.decode_turns, fresh or running)
+    return group, of_group(running, group)
 
 
 def decode_lanes(state: State, members: list[Seat]) -> tuple[State, Effects, tuple[Lane, ...]]:
@@ -170,8 +175,9 @@ def grown(state: State, one: Lane) -> tuple[State, Effects, Lane]:
 def make_room(state: State) -> Step:
     """R9: every sequence is held.  The latest admitted leaves for host RAM, or is truncated."""
     led = leaders(state)
+    _, running = awake(state)
     live = [(i, s) for i, s in enumerate(state.slots) if s is not None and s.role in LIVE]
-    if any(s.role in ("seating", "swapping") for _, s in live) or not running_of(state):
+    if any(s.role in ("seating", "swapping") for _, s in live) or not running:
         return state, ()  # somebody is about to move: wait for that
     movable = [
         (i, s)
@@ -184,7 +190,7 @@ def make_room(state: State) -> Step:
         slot, s = max(movable, key=lambda x: (x[1].stalled_until_ns is not None, x[1].ticket))
         swapping = replace(s, role="swapping", resume=s.role, swap_for="memory")
         return with_slot(state, slot, swapping), ()
-    slot, _ = max(running_of(state), key=lambda seat: seat[1].ticket)
+    slot, _ = max(running, key=lambda seat: seat[1].ticket)
     return end_choice(state, slot, "no_space")
 
 
