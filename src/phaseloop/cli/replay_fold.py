@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from phaseloop.runtime.trace import Reader
 from phaseloop.sim.metrics import Collector
 from phaseloop.sim.replay import EXIT_OK, Fold, Step
@@ -37,6 +39,7 @@ class Views:
         self.tally = Tally()
         self.watchers: list[Watcher] = [self.tally.see]
         self.last: Step | None = None
+        self.now_ns: int | None = None  # the moment asked for, if it is not the last event's
         self.first = fold.state
         self.show: Show | None = None if args.show is None else parse_show(args.show)
         if self.show is not None:
@@ -70,7 +73,8 @@ class Views:
             return []
         if self.last is None:
             return show_lines(self.show, self.first, 0)
-        return show_lines(self.show, self.last.after, self.last.event.at_ns)
+        now_ns = self.last.event.at_ns if self.now_ns is None else self.now_ns
+        return show_lines(self.show, self.last.after, now_ns)
 
     def _keep(self, step: Step) -> None:
         self.last = step
@@ -146,10 +150,20 @@ def fold_once(args: Namespace) -> int:
         start_s = time.perf_counter()
         size = args.trace.stat().st_size
         steps = with_progress(upto(iter(fold), target), source, size)
-        is_part = watch(steps, views.watchers, target)
+        last = watch(steps, views.watchers)
         elapsed_s = time.perf_counter() - start_s
         views.close(fold)
-    report = Report(str(args.trace), reader.header, fold.verdict(), views.tally, elapsed_s, is_part)
+    verdict = fold.verdict()
+    if target is not None:
+        if verdict.divergence is None:
+            check_reached(target, last)
+        # To know that a time has come the fold has looked at the event after it.
+        seen, at_ns = (0, 0) if last is None else (last.seq + 1, last.event.at_ns)
+        verdict = replace(verdict, events=seen, at_ns=at_ns)
+        if target.kind == "time":
+            views.now_ns = target.value
+    is_part = target is not None
+    report = Report(str(args.trace), reader.header, verdict, views.tally, elapsed_s, is_part)
     if args.json:
         print_object(report, views)
     else:
@@ -157,8 +171,8 @@ def fold_once(args: Namespace) -> int:
     return report.verdict.exit_code
 
 
-def watch(steps: Iterator[Step], watchers: list[Watcher], target: Target | None) -> bool:
-    """Show every step to every watcher; whether the target, not the trace, was the end."""
+def watch(steps: Iterator[Step], watchers: list[Watcher]) -> Step | None:
+    """Show every step to every watcher; the last one."""
     step = None
     if len(watchers) == 1:
         see = watchers[0]
@@ -168,13 +182,13 @@ def watch(steps: Iterator[Step], watchers: list[Watcher], target: Target | None)
         for step in steps:
             for see in watchers:
                 see(step)
-    if target is None:
-        return False
-    if target.kind == "time":
-        return True
-    if step is None or not reaches(target, step):
+    return step
+
+
+def check_reached(target: Target, last: Step | None) -> None:
+    """Raises UserError where the trace ended before the place; it gets to any time."""
+    if target.kind != "time" and (last is None or not reaches(target, last)):
         raise UserError(f"--until: the trace does not get to {target_text(target)}")
-    return True
 
 
 def target_text(target: Target) -> str:
@@ -188,10 +202,10 @@ def print_text(report: Report, views: Views) -> None:
         lines += story_lines(story)
     if not lines:
         lines = report_lines(report)
-        if views.collector is not None:
-            lines += stats_lines(views.collector.summary())
     elif report.verdict.exit_code != EXIT_OK:
         lines += verdict_lines(report.header, report.verdict)
+    if views.collector is not None:
+        lines += stats_lines(views.collector.summary())
     write_lines(lines + views.exports.lines())
 
 

@@ -23,6 +23,7 @@ HELP_LINES = (
     "?          this help",
     "q          quit",
 )
+END_OF_INPUT = "\x04"  # control-D
 ARGUMENT_KEYS = {"j": "to", "w": "request", "r": "request"}
 VIEW_KEYS: dict[str, View] = {"s": "state", "u": "queue", "k": "kv"}
 
@@ -37,20 +38,20 @@ def key_commands(source: TextIO, out: TextIO) -> Iterator[str]:
     """Commands from a terminal: single keys; those that need a word ask for it."""
     descriptor = source.fileno()
     cooked = termios.tcgetattr(descriptor)
-    while True:
-        try:
-            tty.setcbreak(descriptor)
-            key = source.read(1)
-        finally:
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, cooked)
-        if key in ("", "\x04"):
-            return
-        if key in ARGUMENT_KEYS:
+    try:
+        tty.setcbreak(descriptor, termios.TCSADRAIN)  # what was typed ahead is kept
+        while (key := source.read(1)) not in ("", END_OF_INPUT):
+            if key not in ARGUMENT_KEYS:
+                yield key.strip()
+                continue
             out.write(f"{ARGUMENT_KEYS[key]}: ")
             out.flush()
-            yield f"{key} {source.readline().strip()}"
-        else:
-            yield key.strip()
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, cooked)
+            word = source.readline().strip()
+            tty.setcbreak(descriptor, termios.TCSADRAIN)
+            yield f"{key} {word}"
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, cooked)
 
 
 class Terminal:
