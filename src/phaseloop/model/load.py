@@ -1,0 +1,24 @@
+"""From weights to a model: which architecture a file holds, and who builds it."""
+
+from collections.abc import Callable
+
+from .gguf_file import ModelError
+from .llama import llama
+from .shape import Model
+from .weights import Weights
+
+ARCHITECTURES: dict[str, Callable[[Weights], Model]] = {
+    "llama": llama,
+}
+
+
+def load_model(weights: Weights) -> Model:
+    """Raises ModelError for an unknown architecture and for tensors that do not fit it."""
+    name = weights.get("general.architecture", str)
+    build = ARCHITECTURES.get(name)
+    if build is None:
+        raise ModelError(
+            f"{weights.path}: architecture {name!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    return build(weights)

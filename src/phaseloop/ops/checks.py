@@ -1,0 +1,41 @@
+"""What every backend refuses before it computes."""
+
+from collections.abc import Sequence
+
+from .interface import BackendError, Dimensions, Span
+
+
+def check_spans(
+    spans: Sequence[Span], dimensions: Dimensions, region_count: int, capacity: int
+) -> None:
+    """Raises BackendError unless every lane fits its region and every token the vocabulary."""
+    if not spans:
+        raise BackendError("a pass needs at least one lane")
+    if len({span.region for span in spans}) != len(spans):
+        raise BackendError("two lanes of one pass share a KV region")
+    for lane, span in enumerate(spans):
+        count = len(span.tokens)
+        if not 0 <= span.region < region_count:
+            raise BackendError(f"lane {lane}: KV region {span.region} of {region_count}")
+        if count < 1 or not 0 <= span.outputs <= count:
+            raise BackendError(f"lane {lane}: {span.outputs} outputs of {count} tokens")
+        if span.start < 0 or span.start + count > capacity:
+            raise BackendError(
+                f"lane {lane}: positions {span.start} to {span.start + count} "
+                f"in a region of {capacity}"
+            )
+        if min(span.tokens) < 0 or max(span.tokens) >= dimensions.vocabulary:
+            raise BackendError(
+                f"lane {lane}: token ids {min(span.tokens)} to {max(span.tokens)}, "
+                f"the vocabulary has {dimensions.vocabulary}"
+            )
+
+
+def output_rows(spans: Sequence[Span]) -> list[int]:
+    """Rows of the batch whose logits are wanted; its last row if there are none."""
+    rows: list[int] = []
+    end = 0
+    for span in spans:
+        end += len(span.tokens)
+        rows += range(end - span.outputs, end)
+    return rows or [end - 1]

@@ -1,0 +1,264 @@
+"""The CPU backend: ggml computes, over weights where the file's mapping has them.
+
+Three ways to attend.
+`tiled`   prompts always in tiles of 64 query rows, short ones filled up; generated tokens always
+          row by row.  The bits of a row do not depend on how its prompt was cut, on its
+          neighbours or on threads.  As fast as ggml is.
+`rows`    every row by itself: also the same bits for a generated token and a prompt's.  Slow on
+          long prompts.  A Q8_0 cache knows no other.
+`fast`    as ggml decides by the shape of a batch: nothing is promised.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import ggml
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import check_spans, output_rows
+from .ggml_graph import Built, GgmlOps, Group, MaskInput, Shape, node_count_max
+from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
+from .ggml_regions import POSITION_STEP, CacheKind, Regions
+from .interface import Dimensions, Network, Region, Rows, Snapshot, Span, Weight
+from .passes import Pass, cut
+from .reference import unpack
+
+AttentionPath = Literal["tiled", "rows", "fast"]
+UBATCH_ROWS = 512
+UBATCH_ROWS_MIN = 32
+MASK_BYTES_MAX = 256 << 20
+GRAPHS_KEPT = 16
+KEPT_ROWS_MAX = 64  # larger graphs are prompts', which seldom come twice
+F16_NEVER = np.uint16(0xFC00)  # minus infinity
+CACHE_TYPES: dict[CacheKind, int] = {"F16": ggml.GGML_TYPE_F16, "Q8_0": ggml.GGML_TYPE_Q8_0}
+
+
+class Graph:
+    """Owns a graph's nodes and memory."""
+
+    def __init__(self, built: Built, context: ggml.ggml_context_p, allocator: int) -> None:
+        self.built = built
+        self._context = context
+        self._allocator = allocator
+
+    def free(self) -> None:
+        ggml.ggml_gallocr_free(self._allocator)
+        ggml.ggml_free(self._context)
+
+
+class GgmlBackend:
+    def __init__(
+        self,
+        network: Network,
+        weights: Mapping[str, Weight],
+        dimensions: Dimensions,
+        *,
+        region_count: int,
+        capacity: int,
+        threads: int,
+        cache: CacheKind = "F16",
+        attention: AttentionPath = "tiled",
+        ubatch: int = UBATCH_ROWS,
+    ) -> None:
+        self._network = network
+        self._dimensions = dimensions
+        self._capacity = capacity
+        self._attention: AttentionPath = attention
+        if cache == "Q8_0" and attention == "tiled":
+            self._attention = "rows"
+        self._regions = Regions(dimensions, cache, count=region_count, capacity=capacity)
+        self._cpu = Cpu(threads)
+        layers = len(dimensions.ropes)
+        self._tensors = Tensors(len(weights) + 2 * layers)
+        self._weights = {name: self._tensors.add(weight) for name, weight in weights.items()}
+        self._planes = [
+            (self._plane(keys.offset, keys.width), self._plane(values.offset, values.width))
+            for keys, values in self._regions.planes
+        ]
+        names = {rope.factors for rope in dimensions.ropes if rope.factors is not None}
+        self._factors = {name: unpack(weights[name]) for name in names}
+        self._expert_count = max(
+            (w.shape[0] for w in weights.values() if len(w.shape) > 2), default=0
+        )
+        # Two masks, of all positions and of a window, must fit beside each other.
+        fitting = MASK_BYTES_MAX // (4 * self._regions.capacity)
+        self._rows_max = min(ubatch, max(UBATCH_ROWS_MIN, fitting))
+        self._graphs: OrderedDict[Shape, Graph] = OrderedDict()
+        self.unstable_kinds = self._unstable_kinds(weights)
+
+    @property
+    def name(self) -> str:
+        version = ggml.ggml_version().decode()
+        return f"ggml-{version}-{self._attention}-{self._regions.kind.lower()}"
+
+    @property
+    def generated_like_prompt(self) -> bool:
+        """Whether a generated token has the bits that it would have in a prompt."""
+        return self._attention == "rows"
+
+    @property
+    def position_bytes(self) -> int:
+        return self._regions.position_bytes
+
+    def forward(self, spans: Sequence[Span]) -> Rows:
+        check_spans(spans, self._dimensions, self._regions.count, self._capacity)
+        found: list[list[Rows]] = [[] for _ in spans]
+        for one in cut(spans, self._rows_max, apart=self._attention == "tiled"):
+            logits = self._run(one)
+            row = 0
+            for lane, piece in zip(one.lanes, one.pieces, strict=True):
+                found[lane].append(logits[row : row + piece.outputs])
+                row += piece.outputs
+        return np.concatenate([rows for lane in found for rows in lane])
+
+    def abort(self) -> None:
+        self._cpu.abort()
+
+    def resume(self) -> None:
+        self._cpu.resume()
+
+    def truncate(self, region: Region, length: int) -> None:
+        self._regions.truncate(region, length)
+
+    def copy(self, source: Region, target: Region, length: int) -> None:
+        self._regions.copy(source, target, length)
+
+    def save(self, region: Region, length: int) -> Snapshot:
+        return self._regions.save(region, length)
+
+    def restore(self, region: Region, snapshot: Snapshot) -> None:
+        self._regions.restore(region, snapshot)
+
+    def shift(self, region: Region, start: int, count: int, length: int) -> None:
+        self._regions.shift(region, start, count, length, self._factors)
+
+    def close(self) -> None:
+        for graph in self._graphs.values():
+            graph.free()
+        self._graphs.clear()
+        self._tensors.close()
+        self._cpu.close()
+        self._regions.close()
+
+    # --- one pass ---------------------------------------------------------------------------------
+
+    def _run(self, one: Pass) -> Rows:
+        pieces = one.pieces
+        shape = self._shape_of(pieces)
+        graph = self._graph_for(shape)
+        try:
+            fill_inputs(graph.built, shape, pieces, self._regions.capacity)
+            row_by_row = self._attention == "rows" or (
+                self._attention == "tiled" and not shape.tile
+            )
+            self._cpu.compute(graph.built.graph, row_by_row=row_by_row)
+            return graph.built.logits.copy()
+        finally:
+            if shape not in self._graphs:
+                graph.free()
+
+    def _shape_of(self, pieces: Sequence[Span]) -> Shape:
+        groups: list[Group] = []
+        for piece in pieces:
+            rows = len(piece.tokens)
+            seen = -(-(piece.start + rows) // POSITION_STEP) * POSITION_STEP
+            last = groups[-1] if groups else None
+            if (
+                last is not None
+                and rows == last.rows == 1
+                and seen == last.seen
+                and piece.region == last.region + last.lanes
+            ):
+                groups[-1] = Group(last.region, last.lanes + 1, rows, seen)
+            else:
+                groups.append(Group(piece.region, 1, rows, seen))
+        return Shape(
+            groups=tuple(groups),
+            row_count=sum(len(piece.tokens) for piece in pieces),
+            output_count=len(output_rows(pieces)),
+            tile=self._attention == "tiled" and not pieces[0].generated,
+        )
+
+    def _graph_for(self, shape: Shape) -> Graph:
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            self._graphs.move_to_end(shape)
+            return graph
+        graph = self._build(shape)
+        if shape.row_count <= KEPT_ROWS_MAX:
+            self._graphs[shape] = graph
+            if len(self._graphs) > GRAPHS_KEPT:
+                self._graphs.popitem(last=False)[1].free()
+        return graph
+
+    def _build(self, shape: Shape) -> Graph:
+        nodes = node_count_max(len(self._planes), shape, self._expert_count)
+        space = nodes * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
+        context = new_context(space)
+        graph = ggml.ggml_new_graph_custom(context, nodes, False)
+        ops = GgmlOps(
+            context, graph, self._weights, self._planes, self._regions, self._dimensions, shape
+        )
+        logits = self._network(ops)
+        ops.finish(logits)
+        allocator = self._cpu.allocate(graph)
+        return Graph(ops.built(logits), context, allocator)
+
+    # --- at load ----------------------------------------------------------------------------------
+
+    def _plane(self, offset: int, width: int) -> ggml.ggml_tensor_p:
+        positions = self._regions.capacity * self._regions.count
+        shape = (positions, width * self._dimensions.kv_head_count)
+        memory = self._regions.memory[offset:]
+        kind = CACHE_TYPES[self._regions.kind]
+        return self._tensors.place(kind, shape, memory, "KV regions")
+
+    def _unstable_kinds(self, weights: Mapping[str, Weight]) -> tuple[str, ...]:
+        """Types of matrices whose rows depend on their neighbours: with them, P3 does not hold."""
+        samples = {w.kind: name for name, w in sorted(weights.items()) if len(w.shape) == 2}
+        return tuple(
+            kind
+            for kind, name in sorted(samples.items())
+            if not rows_are_stable(self._cpu, self._weights[name])
+        )
+
+
+def fill_inputs(built: Built, shape: Shape, pieces: Sequence[Span], capacity: int) -> None:
+    row = 0
+    for piece in pieces:
+        count = len(piece.tokens)
+        rows = slice(row, row + count)
+        built.tokens[rows] = piece.tokens
+        built.positions[rows] = range(piece.start, piece.start + count)
+        first = piece.region * capacity + piece.start
+        built.cells[rows] = range(first, first + count)
+        row += count
+    if built.outputs is not None:
+        built.outputs[:] = output_rows(pieces)
+    first_lanes = [0]
+    for group in shape.groups:
+        first_lanes.append(first_lanes[-1] + group.lanes)
+    for mask in built.masks:
+        lanes = pieces[first_lanes[mask.group] : first_lanes[mask.group + 1]]
+        for lane, piece in enumerate(lanes):
+            fill_mask(mask, lane, piece)
+
+
+def fill_mask(mask: MaskInput, lane: int, piece: Span) -> None:
+    """Zero where a row may look, minus infinity elsewhere; rows that fill up a tile see nothing."""
+    values = mask.values[lane]
+    count = len(piece.tokens)
+    if count == 1:
+        first = 0 if mask.window is None else max(0, piece.start + 1 - mask.window)
+        values[:] = F16_NEVER
+        values[0, first : piece.start + 1] = 0
+        return
+    position: NDArray[np.int64] = np.arange(values.shape[1], dtype=np.int64)
+    own = np.arange(piece.start, piece.start + count, dtype=np.int64)[:, None]
+    sees: NDArray[np.bool_] = position <= own
+    if mask.window is not None:
+        sees &= position > own - mask.window
+    values[:count] = np.where(sees, np.uint16(0), F16_NEVER)
+    values[count:] = F16_NEVER

@@ -1,0 +1,273 @@
+"""Builds the ggml graph of one batch, for batches of its shape to fill in and run.
+
+ggml names axes the other way round: what the interface calls [T, H, DK] has ne = (DK, H, T).  An
+assertion inside ggml ends the process, so nothing here takes a size from anywhere but the checked
+model, the checked weights and the `Shape` of the batch.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import ggml
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from .ggml_library import array_at
+from .ggml_regions import Regions
+from .interface import Activation, Attention, Dimensions, Experts, Rope
+
+Node: TypeAlias = ggml.ggml_tensor_p
+INT32, INT64, UINT16, FLOAT32 = (
+    np.dtype(np.int32),
+    np.dtype(np.int64),
+    np.dtype(np.uint16),
+    np.dtype(np.float32),
+)
+NO_NODE: Node = ctypes.POINTER(ggml.ggml_tensor)()
+TILE_ROWS = 64  # from this many query rows on, ggml's flash attention works in tiles
+ROPE_ADJACENT, ROPE_HALVES = 0, 2
+VIEW_NODES_PER_ATTENTION = 16
+NODES_PER_LAYER = 64
+
+
+class Group(Struct, frozen=True):
+    """`lanes` lanes in neighbouring regions, of `rows` rows each, that attend in one op."""
+
+    region: int
+    lanes: int
+    rows: int
+    seen: int  # positions the op looks at, masked where a row must not; a multiple of 256
+
+    def padded_rows(self, tile: bool) -> int:
+        return max(self.rows, TILE_ROWS) if tile else self.rows
+
+
+class Shape(Struct, frozen=True):
+    """All that the structure of a graph depends on."""
+
+    groups: tuple[Group, ...]
+    row_count: int
+    output_count: int
+    tile: bool  # fill up query rows, so that attention always takes the tiled path
+
+
+class MaskInput(Struct, frozen=True):
+    group: int
+    window: int | None
+    values: NDArray[np.uint16]  # F16 bits [lanes, padded rows, seen]
+
+
+class Built(Struct, frozen=True):
+    """A graph with its memory: fill in the inputs, compute, read the logits."""
+
+    graph: ggml.ggml_cgraph_p
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    cells: NDArray[np.int64]
+    outputs: NDArray[np.int32] | None
+    masks: tuple[MaskInput, ...]
+    logits: NDArray[np.float32]
+
+
+class GgmlOps:
+    """One batch's ops: each call adds nodes, nothing computes."""
+
+    def __init__(
+        self,
+        context: ggml.ggml_context_p,
+        graph: ggml.ggml_cgraph_p,
+        weights: Mapping[str, Node],
+        planes: list[tuple[Node, Node]],
+        regions: Regions,
+        dimensions: Dimensions,
+        shape: Shape,
+    ) -> None:
+        self._c = context
+        self._graph = graph
+        self._weights = weights
+        self._planes = planes
+        self._regions = regions
+        self._dimensions = dimensions
+        self._shape = shape
+        self._masks: dict[tuple[int, int | None], Node] = {}
+        rows = shape.row_count
+        self._tokens = self._input(ggml.GGML_TYPE_I32, rows)
+        self._positions = self._input(ggml.GGML_TYPE_I32, rows)
+        self._cells = self._input(ggml.GGML_TYPE_I64, rows)
+        all_rows = shape.output_count == rows
+        self._outputs = None if all_rows else self._input(ggml.GGML_TYPE_I32, shape.output_count)
+
+    def embed(self, weight: str) -> Node:
+        return ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
+
+    def linear(self, weight: str, x: Node, bias: str | None = None) -> Node:
+        product = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
+        return product if bias is None else self.add(product, self._weights[bias])
+
+    def rms_norm(self, x: Node, weight: str, epsilon: float) -> Node:
+        return ggml.ggml_mul(
+            self._c, ggml.ggml_rms_norm(self._c, x, epsilon), self._weights[weight]
+        )
+
+    def heads(self, x: Node, count: int) -> Node:
+        width, rows = x.contents.ne[0], x.contents.ne[1]
+        return ggml.ggml_reshape_3d(self._c, x, width // count, count, rows)
+
+    def rope(self, x: Node, rope: Rope) -> Node:
+        return ggml.ggml_rope_ext(
+            self._c,
+            x,
+            self._positions,
+            self._weights[rope.factors] if rope.factors else NO_NODE,
+            rope.dimensions,
+            ROPE_ADJACENT if rope.pairs == "adjacent" else ROPE_HALVES,
+            rope.context_original,
+            rope.base,
+            rope.frequency_scale,
+            rope.extrapolation,
+            rope.attention_factor,
+            rope.beta_fast,
+            rope.beta_slow,
+        )
+
+    def attend(self, layer: int, q: Node, k: Node, v: Node, spec: Attention) -> Node:
+        self._write(layer, 0, k)
+        self._write(layer, 1, v)
+        attended: Node | None = None
+        row = 0
+        for index, group in enumerate(self._shape.groups):
+            part = self._attend_group(layer, q, row, index, spec)
+            attended = part if attended is None else ggml.ggml_concat(self._c, attended, part, 1)
+            row += group.lanes * group.rows
+        assert attended is not None, "a batch has lanes"
+        return attended
+
+    def add(self, x: Node, y: Node) -> Node:
+        return ggml.ggml_add(self._c, x, y)
+
+    def scale(self, x: Node, factor: float) -> Node:
+        return ggml.ggml_scale(self._c, x, factor)
+
+    def soft_cap(self, x: Node, cap: float) -> Node:
+        return self.scale(ggml.ggml_tanh(self._c, self.scale(x, 1.0 / cap)), cap)
+
+    def gated(self, gate: Node, up: Node, activation: Activation) -> Node:
+        if activation == "silu":
+            return ggml.ggml_swiglu_split(self._c, gate, up)
+        return ggml.ggml_geglu_split(self._c, gate, up)
+
+    def experts(self, x: Node, spec: Experts) -> Node:
+        c, w, used = self._c, self._weights, spec.used
+        width, rows = x.contents.ne[0], x.contents.ne[1]
+        probability = ggml.ggml_soft_max(c, self.linear(spec.router, x))
+        count = probability.contents.ne[0]
+        chosen = ggml.ggml_argsort_top_k(c, probability, used)  # [used, T]
+        column = ggml.ggml_reshape_3d(c, probability, 1, count, rows)
+        share = ggml.ggml_get_rows(c, column, chosen)  # [1, used, T]
+        if spec.normalise:
+            flat = ggml.ggml_reshape_2d(c, share, used, rows)
+            flat = ggml.ggml_div(c, flat, ggml.ggml_sum_rows(c, flat))
+            share = ggml.ggml_reshape_3d(c, flat, 1, used, rows)
+        x = ggml.ggml_reshape_3d(c, x, width, 1, rows)
+        gate = ggml.ggml_mul_mat_id(c, w[spec.gate], x, chosen)
+        up = ggml.ggml_mul_mat_id(c, w[spec.up], x, chosen)
+        hidden = self.gated(gate, up, spec.activation)
+        parts = ggml.ggml_mul(c, ggml.ggml_mul_mat_id(c, w[spec.down], hidden, chosen), share)
+        step, stride = parts.contents.nb[1], parts.contents.nb[2]
+        total = ggml.ggml_view_2d(c, parts, width, rows, stride, 0)
+        for index in range(1, used):
+            total = self.add(total, ggml.ggml_view_2d(c, parts, width, rows, stride, index * step))
+        return total if used > 1 else ggml.ggml_cont(c, total)
+
+    def outputs(self, x: Node) -> Node:
+        return x if self._outputs is None else ggml.ggml_get_rows(self._c, x, self._outputs)
+
+    # --- after the network has been walked --------------------------------------------------------
+
+    def finish(self, logits: Node) -> None:
+        ggml.ggml_set_output(logits)
+        ggml.ggml_build_forward_expand(self._graph, logits)
+
+    def built(self, logits: Node) -> Built:
+        """To be called once the graph has memory."""
+        masks = tuple(
+            MaskInput(group, window, self._mask_values(group, node))
+            for (group, window), node in self._masks.items()
+        )
+        outputs = None if self._outputs is None else array_at(self._outputs, INT32)
+        return Built(
+            graph=self._graph,
+            tokens=array_at(self._tokens, INT32),
+            positions=array_at(self._positions, INT32),
+            cells=array_at(self._cells, INT64),
+            outputs=outputs,
+            masks=masks,
+            logits=array_at(logits, FLOAT32).reshape(-1, self._dimensions.vocabulary),
+        )
+
+    def _mask_values(self, index: int, node: Node) -> NDArray[np.uint16]:
+        group = self._shape.groups[index]
+        shape = group.lanes, group.padded_rows(self._shape.tile), group.seen
+        return array_at(node, UINT16).reshape(shape)
+
+    def _input(self, kind: int, *axes: int) -> Node:
+        sizes = (ctypes.c_int64 * len(axes))(*axes)
+        node = ggml.ggml_new_tensor(self._c, kind, len(axes), sizes)
+        ggml.ggml_set_input(node)
+        return node
+
+    def _write(self, layer: int, part: int, rows: Node) -> None:
+        width = rows.contents.ne[0] * rows.contents.ne[1]
+        flat = ggml.ggml_reshape_2d(self._c, rows, width, self._shape.row_count)
+        written = ggml.ggml_set_rows(self._c, self._planes[layer][part], flat, self._cells)
+        # Attention reads views of the plane, not this node: only the graph's order makes it wait.
+        ggml.ggml_build_forward_expand(self._graph, written)
+
+    def _attend_group(self, layer: int, q: Node, row: int, index: int, spec: Attention) -> Node:
+        c, group = self._c, self._shape.groups[index]
+        width, heads = q.contents.ne[0], q.contents.ne[1]
+        lane_rows = group.padded_rows(self._shape.tile)
+        step = q.contents.nb[2]
+        queries = ggml.ggml_view_4d(
+            c, q, width, heads, group.rows, group.lanes,
+            q.contents.nb[1], step, step * group.rows, row * step,
+        )  # fmt: skip
+        if lane_rows > group.rows:
+            queries = ggml.ggml_pad(c, queries, 0, 0, lane_rows - group.rows, 0)
+        queries = ggml.ggml_permute(c, queries, 0, 2, 1, 3)
+        keys, values = self._seen(layer, 0, group), self._seen(layer, 1, group)
+        mask = self._mask(index, spec.window)
+        cap = spec.cap or 0.0
+        found = ggml.ggml_flash_attn_ext(c, queries, keys, values, mask, spec.scale, 0.0, cap)
+        flat_width = found.contents.ne[0] * heads
+        flat = ggml.ggml_reshape_2d(c, found, flat_width, lane_rows * group.lanes)
+        if lane_rows == group.rows:
+            return flat
+        assert group.lanes == 1, "only single lanes are filled up to a tile"
+        return ggml.ggml_view_2d(c, flat, flat_width, group.rows, flat.contents.nb[1], 0)
+
+    def _seen(self, layer: int, part: int, group: Group) -> Node:
+        """[DK, seen, HKV, lanes]: the first positions of the group's regions, in place."""
+        plane, heads = self._regions.planes[layer][part], self._dimensions.kv_head_count
+        region_bytes = self._regions.capacity * plane.row_bytes
+        return ggml.ggml_view_4d(
+            self._c, self._planes[layer][part], plane.width, group.seen, heads, group.lanes,
+            plane.row_bytes, plane.row_bytes // heads, region_bytes, group.region * region_bytes,
+        )  # fmt: skip
+
+    def _mask(self, index: int, window: int | None) -> Node:
+        known = self._masks.get((index, window))
+        if known is not None:
+            return known
+        group = self._shape.groups[index]
+        rows = group.padded_rows(self._shape.tile)
+        mask = self._input(ggml.GGML_TYPE_F16, group.seen, rows, 1, group.lanes)
+        self._masks[index, window] = mask
+        return mask
+
+
+def node_count_max(layer_count: int, shape: Shape, expert_count: int) -> int:
+    groups = len(shape.groups) * VIEW_NODES_PER_ATTENTION
+    return 64 + layer_count * (NODES_PER_LAYER + groups + 4 * expert_count)

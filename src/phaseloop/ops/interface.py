@@ -1,0 +1,228 @@
+"""What a transformer asks of whoever computes it: one forward pass over the lanes of a round.
+
+A network (phaseloop.model) is a function of `Ops`; it names weights by their names in the file and
+never sees a backend's arrays.  A backend runs a network over a batch: at once with arrays
+(reference), or by building a graph that later batches of the same shape reuse (ggml).
+
+Shapes.  T rows of a batch, the lanes' tokens one lane after the other; O rows whose logits are
+wanted; D model width; H query heads, HKV key and value heads, DK and DV their widths; V vocabulary.
+Arrays are row-major, the last axis is contiguous: `[T, H, DK]` is T rows of H heads.
+
+KV regions.  A region holds the keys and values of one sequence in position order, from position 0.
+Every region has the same capacity, and where a position lies in its region depends on nothing else.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Tensor = TypeVar("Tensor")
+Region: TypeAlias = int
+Rows: TypeAlias = NDArray[np.float32]
+Activation: TypeAlias = Literal["silu", "gelu"]
+
+
+class BackendError(Exception):
+    """A batch, a weight or a machine this backend cannot serve; says what, where and the remedy."""
+
+
+class Aborted(Exception):
+    """The pass was told to stop; the rows it was to write to KV regions are undefined."""
+
+
+class Weight(Struct, frozen=True):
+    """A tensor as it lies in a file.
+
+    `data` is its bytes, read-only, aligned as the file aligns them.  `shape` is row-major: a matrix
+    that maps D to N is [N, D]; quantised types pack along the last axis.
+    """
+
+    name: str
+    kind: str  # GGML's name of the type: "F32", "Q4_K"
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+class Rope(Struct, frozen=True):
+    """Rotary position embedding of the first `dimensions` of each head.
+
+    Pair i turns by position * base ** (-2i / dimensions) / factors[i], and by `frequency_scale` of
+    that where YaRN (`extrapolation` > 0) does not extrapolate.  `adjacent` pairs are (2i, 2i + 1),
+    `halves` are (i, i + dimensions / 2).
+    """
+
+    dimensions: int
+    base: float
+    pairs: Literal["adjacent", "halves"]
+    frequency_scale: float = 1.0
+    extrapolation: float = 0.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    context_original: int = 0  # tokens; read only where extrapolation > 0
+    factors: str | None = None  # a weight, F32 [dimensions / 2]
+
+
+class Attention(Struct, frozen=True):
+    """softmax(cap(scale * q . k)) . v over the positions up to the row's own.
+
+    `window`: only the last that many positions, the row's own included.  `cap`: scores s become
+    cap * tanh(s / cap).
+    """
+
+    scale: float
+    window: int | None = None
+    cap: float | None = None
+
+
+class Experts(Struct, frozen=True):
+    """A mixture of gated feed-forward networks: weights' names, and how many a row uses.
+
+    router [E, D]; gate and up [E, F, D]; down [E, D, F].  The `used` experts of highest probability
+    (softmax over all E) are summed by their probabilities, which `normalise` makes sum to one.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    used: int
+    normalise: bool
+    activation: Activation = "silu"
+
+
+class Dimensions(Struct, frozen=True):
+    """What a backend must know to lay out KV regions, to turn keys, and to check a batch."""
+
+    ropes: tuple[Rope, ...]  # one per layer: how its keys are turned
+    kv_head_count: int
+    key_length: int
+    value_length: int
+    vocabulary: int
+
+
+class Span(Struct, frozen=True):
+    """One lane: consecutive tokens of one sequence, written to its region from `start`.
+
+    `outputs` is how many of its last rows' logits are wanted.  `generated` rows may be computed by
+    other means than those of a prompt, but always by the same: so the bits of a row depend on its
+    sequence's tokens up to it, on which of them were generated, and on nothing else.
+    """
+
+    region: Region
+    start: int
+    tokens: Sequence[int]
+    outputs: int
+    generated: bool
+
+
+class Ops(Protocol[Tensor]):
+    """The vocabulary of networks.  Weights are named; `None` for a bias means none."""
+
+    def embed(self, weight: str) -> Tensor:
+        """[V, D] -> [T, D]: the rows of the batch's tokens."""
+        ...
+
+    def linear(self, weight: str, x: Tensor, bias: str | None = None) -> Tensor:
+        """[N, D], [T, D] -> [T, N]: x . weight^T + bias."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: str, epsilon: float) -> Tensor:
+        """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, [T, D] or [T, H, DK]."""
+        ...
+
+    def heads(self, x: Tensor, count: int) -> Tensor:
+        """[T, count * DK] -> [T, count, DK]."""
+        ...
+
+    def rope(self, x: Tensor, rope: Rope) -> Tensor:
+        """[T, H, DK], turned by each row's position."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Attention) -> Tensor:
+        """q [T, H, DK], k [T, HKV, DK], v [T, HKV, DV] -> [T, H * DV].
+
+        Writes k and v to the layer's part of each lane's region, then attends, each row to the
+        positions of its own region up to its own.  Query head h reads KV head h // (H / HKV).
+        """
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+
+    def scale(self, x: Tensor, factor: float) -> Tensor: ...
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap)."""
+        ...
+
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up; gelu is the tanh approximation."""
+        ...
+
+    def experts(self, x: Tensor, spec: Experts) -> Tensor:
+        """[T, D] -> [T, D]."""
+        ...
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """[T, D] -> [O, D]: the rows whose logits are wanted; at least one, wanted or not."""
+        ...
+
+
+class Network(Protocol):
+    def __call__(self, ops: Ops[Tensor], /) -> Tensor:
+        """-> logits [O, V]."""
+        ...
+
+
+class Snapshot(Struct, frozen=True):
+    """The first `length` positions of a region, outside it.  Immutable; any region may take it."""
+
+    length: int
+    parts: tuple[NDArray[np.uint8], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+class Backend(Protocol):
+    """One loaded network and its KV regions.  One caller at a time, `abort` excepted."""
+
+    @property
+    def name(self) -> str:
+        """Names the backend and all that changes its bits."""
+        ...
+
+    def forward(self, spans: Sequence[Span]) -> Rows:
+        """Run the lanes; their regions are distinct.  -> [O, V] logits in lane order, a copy.
+
+        Raises BackendError before anything is computed, Aborted meanwhile.
+        """
+        ...
+
+    def abort(self) -> None:
+        """From any thread: end the running pass, or the next one, by Aborted."""
+        ...
+
+    def resume(self) -> None:
+        """Forget an `abort` that came too late."""
+        ...
+
+    def truncate(self, region: Region, length: int) -> None:
+        """Forget the positions from `length` on and give back their memory."""
+        ...
+
+    def copy(self, source: Region, target: Region, length: int) -> None: ...
+
+    def save(self, region: Region, length: int) -> Snapshot: ...
+
+    def restore(self, region: Region, snapshot: Snapshot) -> None: ...
+
+    def shift(self, region: Region, start: int, count: int, length: int) -> None:
+        """Drop [start, start + count) of `length` positions; later keys turn back by `count`."""
+        ...
+
+    def close(self) -> None: ...
