@@ -9,6 +9,7 @@ from msgspec import Struct
 from phaseloop.core.state import Phase
 from phaseloop.core.vocabulary import (
     DeliverTokens,
+    Delivery,
     FinishChoice,
     FinishReason,
     FinishRequest,
@@ -43,7 +44,9 @@ class Tally:
         self.worst_gap: Worst | None = None  # between two deliveries to one choice
         self.worst_wait: Worst | None = None  # from arrival to the first token, or to the end
         self._waiting: dict[RequestId, int] = {}  # arrived, no token yet
-        self._delivered: dict[tuple[RequestId, int], int] = {}
+        self._delivered: dict[tuple[RequestId, int], int] = {}  # but for the last batch
+        self._batch: tuple[Delivery, ...] = ()
+        self._batch_ns = self._batch_tokens = 0
         self._phase: Phase = "idle"
         self._phase_ns = 0
         self._gap_ns = self._wait_ns = -1
@@ -57,9 +60,9 @@ class Tally:
             if isinstance(effect, LaunchRound):
                 self.rounds[effect.kind] = self.rounds.get(effect.kind, 0) + 1
             elif isinstance(effect, DeliverTokens):
-                self._on_deliver(effect, now_ns)
+                self._on_deliver(effect.deliveries, now_ns)
             elif isinstance(effect, FinishChoice):
-                self._delivered.pop((effect.request_id, effect.choice), None)
+                self._on_finish_choice(effect)
             elif isinstance(effect, FinishRequest):
                 self._on_finish(effect, now_ns)
         if step.after.phase != self._phase:
@@ -82,20 +85,41 @@ class Tally:
                 self.requests += 1
                 self._waiting[request_id] = event.at_ns
 
-    def _on_deliver(self, effect: DeliverTokens, now_ns: int) -> None:
-        delivered, waiting = self._delivered, self._waiting
-        for delivery in effect.deliveries:
-            self.tokens += delivery.tokens
+    def _on_deliver(self, deliveries: tuple[Delivery, ...], now_ns: int) -> None:
+        """Most rounds deliver to whom the one before did: then one look is enough for all."""
+        if deliveries == self._batch:
+            length_ns = now_ns - self._batch_ns
+            if length_ns > self._gap_ns:
+                self._gap(length_ns, deliveries[0], now_ns)
+            self.tokens += self._batch_tokens
+            self._batch_ns = now_ns
+            return
+        self._settle()
+        for delivery in deliveries:
             key = (delivery.request_id, delivery.choice)
-            last_ns = delivered.get(key)
-            delivered[key] = now_ns
-            if last_ns is None:
-                arrived_ns = waiting.pop(key[0], None)
-                if arrived_ns is not None:
-                    self._wait(key[0], arrived_ns, now_ns)
-            elif now_ns - last_ns > self._gap_ns:
-                self._gap_ns = now_ns - last_ns
-                self.worst_gap = Worst(self._gap_ns, *key, now_ns)
+            last_ns = self._delivered.get(key)
+            if last_ns is not None:
+                if now_ns - last_ns > self._gap_ns:
+                    self._gap(now_ns - last_ns, delivery, now_ns)
+            elif (arrived_ns := self._waiting.pop(key[0], None)) is not None:
+                self._wait(key[0], arrived_ns, now_ns)
+        self._batch, self._batch_ns = deliveries, now_ns
+        self._batch_tokens = sum(delivery.tokens for delivery in deliveries)
+        self.tokens += self._batch_tokens
+
+    def _settle(self) -> None:
+        """Note for each of the last batch when it had its tokens."""
+        for delivery in self._batch:
+            self._delivered[(delivery.request_id, delivery.choice)] = self._batch_ns
+        self._batch = ()
+
+    def _on_finish_choice(self, effect: FinishChoice) -> None:
+        self._settle()
+        self._delivered.pop((effect.request_id, effect.choice), None)
+
+    def _gap(self, length_ns: int, delivery: Delivery, now_ns: int) -> None:
+        self._gap_ns = length_ns
+        self.worst_gap = Worst(length_ns, delivery.request_id, delivery.choice, now_ns)
 
     def _on_finish(self, effect: FinishRequest, now_ns: int) -> None:
         self.outcomes[effect.reason] = self.outcomes.get(effect.reason, 0) + 1
