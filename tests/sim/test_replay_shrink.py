@@ -23,6 +23,7 @@ from phaseloop.core.vocabulary import (
     StopMatched,
 )
 from phaseloop.runtime.trace import open_trace
+from phaseloop.sim.replay import Fold
 from phaseloop.sim.replay_figures import figures_of
 from phaseloop.sim.replay_predicate import parse_predicate
 from phaseloop.sim.replay_scenario import Answer, Scenario
