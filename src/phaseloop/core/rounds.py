@@ -95,7 +95,7 @@ def plausible(lane: Lane, result: Produced) -> bool:
 
 def left_behind(s: Sequence, flight: Flight, lane: Lane, result: Result) -> Sequence:
     """What the slot of a sequence that ended meanwhile holds: of use as cache, if not to it."""
-    if not isinstance(result, Produced):
+    if not isinstance(result, Produced) or not plausible(lane, result):
         return s
     if flight.kind == "shift":
         return replace(s, length=s.length - lane.count)
