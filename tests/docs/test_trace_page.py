@@ -161,6 +161,20 @@ def test_the_example_replays(example):
     assert verdict.footer is not None and verdict.footer.events == len(steps) > 0
 
 
+def test_a_bad_line_is_reported_as_the_page_says(example):
+    said = re.search(
+        r"`(trace\.jsonl, line (\d+), field event\.at_ns: .*?)`", " ".join(PAGE.split())
+    )
+    assert said is not None
+    lines = example.read_bytes().splitlines(keepends=True)
+    line = int(said[2]) - 1
+    lines[line] = re.sub(rb'"at_ns":\d+', b'"at_ns":5', lines[line])
+    example.write_bytes(b"".join(lines))
+    with trace.open_trace(example) as reader, pytest.raises(trace.TraceError) as raised:
+        list(reader)
+    assert str(raised.value) == f"{example.parent}/{said[1]}"
+
+
 def test_the_program_runs(example):
     done = subprocess.run(
         [sys.executable, "-c", block(PAGE, "python")],
