@@ -9,13 +9,24 @@ import os
 import pty
 import subprocess
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 from replay_runs import Ran, edit, record
 
-from phaseloop.cli import replay_files
+from phaseloop.cli import replay, replay_files
 from phaseloop.cli.main import main
+from phaseloop.cli.replay_play import POLL_S, paced, play
+from phaseloop.runtime.trace import open_trace
+from phaseloop.sim.replay import Fold
+
+
+class Screen(io.StringIO):
+    """A terminal that can be read afterwards."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -298,6 +309,57 @@ def test_keys_in_a_terminal(trace: Path):
     assert places == ["event 0", "event 1", "event 0", "to: event 5"]
 
 
+# --- as it happens --------------------------------------------------------------------------------
+
+
+def test_played_at_a_speed(trace: Path, capsys: pytest.CaptureFixture[str]):
+    events = Ran(capsys, trace, "--json").object()["events"]
+    ran = Ran(capsys, trace, "--speed", "1e9")
+    assert ran.code == 0
+    assert sum(line.startswith("event ") for line in ran.out.splitlines()) == events
+    ran = Ran(capsys, trace, "--speed", "1e9", "--until", "req:2")
+    assert sum(line.startswith("event ") for line in ran.out.splitlines()) == 4
+    ran = Ran(capsys, trace, "--speed", "0")
+    assert ran.code == 2 and "must be more than 0" in ran.err
+
+
+def test_the_pace_is_the_recorded_one(trace: Path):
+    with open_trace(trace) as reader:
+        steps = list(Fold(reader))
+    slept: list[float] = []
+    assert list(paced(iter(steps), 2.0, slept.append)) == steps
+    assert sum(slept) == pytest.approx(steps[-1].event.at_ns / 1e9 / 2)
+    assert all(length > 0 for length in slept)
+
+
+def test_followed_while_it_grows(trace: Path, capsys: pytest.CaptureFixture[str]):
+    """Half lines appear while somebody waits for them; the footer ends it."""
+    content = trace.read_bytes()
+    pieces = [content[start : start + 97] for start in range(0, len(content), 97)]
+    trace.write_bytes(pieces.pop(0))
+
+    def write_more(seconds: float) -> None:
+        assert seconds == POLL_S
+        with trace.open("ab") as out:
+            out.write(pieces.pop(0))
+
+    parser = ArgumentParser()
+    replay.add_arguments(parser)
+    assert play(parser.parse_args([str(trace), "--follow"]), write_more) == 0
+    assert not pieces
+    shown = capsys.readouterr().out
+    assert shown == Ran(capsys, trace, "--speed", "1e9").out
+
+
+def test_played_in_a_terminal(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["replay", str(trace), "--speed", "1e9"]) == 0
+    assert "slot 0  free" in screen.getvalue() and "cohort 2" in screen.getvalue()
+
+
 # --- the rest -------------------------------------------------------------------------------------
 
 
@@ -308,11 +370,7 @@ def test_a_bar_for_long_traces_in_a_terminal(
     monkeypatch.setattr(replay_files, "PROGRESS_BYTES_MIN", 0)
     assert Ran(capsys, trace).err == "", "no terminal, no bar"
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
+    screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     assert main(["replay", str(trace)]) == 0
     assert "replay" in screen.getvalue() and "%" in screen.getvalue()
@@ -321,8 +379,10 @@ def test_a_bar_for_long_traces_in_a_terminal(
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]):
     ran = Ran(capsys, "--help")
     assert ran.code == 0
-    for option in ("until", "step", "back", "show", "why", "stats", "csv", "perfetto", "redact",
-                   "diff", "what-if", "inject", "shrink", "engine", "predicate", "tries", "cost",
-                   "out", "force", "twice", "check", "json"):  # fmt: skip
+    options = (
+        "until step back speed follow show why stats csv perfetto redact diff what-if inject shrink "
+        "engine predicate tries cost out force twice check json"
+    )
+    for option in options.split():
         assert f"--{option}" in ran.out
     assert "Exit codes: 0 equal" in ran.out

@@ -13,6 +13,7 @@ from .errors import UserError
 from .replay_change import change
 from .replay_files import write_lines
 from .replay_fold import fold_once
+from .replay_play import play
 from .replay_report import verdict_lines
 from .replay_terminal import browse
 
@@ -32,6 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     place.add_argument("--step", action="store_true", help="step by hand, from the beginning on")
     place.add_argument("--back", action="store_true", help="step by hand, from the end back")
+    place.add_argument("--speed", type=float, metavar="N", help="watch it, N times as fast")
+    place.add_argument("--follow", action="store_true", help="watch it grow, until its footer")
     place.add_argument("--show", metavar="WHAT", help="state, queue, kv or req:ID at that place")
     place.add_argument("--why", metavar="req:ID", help="the story of a request: why it waited")
     export = parser.add_argument_group("exports")
@@ -78,6 +81,8 @@ def replay(args: Namespace) -> int:
     check_options(args)
     if args.engine:
         return refuse_engine(args)
+    if args.speed is not None or args.follow:
+        return play(args)
     if args.step or args.back:
         return step_by_hand(args)
     if args.diff is not None:
@@ -87,6 +92,7 @@ def replay(args: Namespace) -> int:
     return fold_once(args)
 
 
+WATCHED = ("step", "back", "speed", "follow")  # are looked at as they go
 CHANGES = ("what_if", "inject", "shrink")
 WHOLE = ("diff", "engine", *CHANGES)  # take the whole trace, and show nothing else of it
 VIEWS = ("until", "show", "why", "stats", "csv", "perfetto", "redact", "twice", "check")
@@ -96,12 +102,15 @@ def check_options(args: Namespace) -> None:
     """No option is silently without effect.  Raises UserError."""
     given = {name: value for name, value in vars(args).items() if value not in (None, False)}
     whole = [name for name in WHOLE if name in given]
-    by_hand = [name for name in ("step", "back") if name in given]
+    by_hand = [name for name in WATCHED if name in given]
     if whole or by_hand:
         first = (whole or by_hand)[0]
         allowed = ("until",) if not whole else ()
-        others = [n for n in (*VIEWS, "step", "back") if n in given and n not in (first, *allowed)]
-        if "json" in given and first in ("diff", "step", "back"):
+        allowed = (first, *allowed)
+        if first in ("speed", "follow"):
+            allowed = (*allowed, "speed", "follow")
+        others = [n for n in (*VIEWS, *WATCHED) if n in given and n not in allowed]
+        if "json" in given and first in ("diff", *WATCHED):
             others.append("json")
         if others:
             raise UserError(f"{option(first)} goes without {', '.join(map(option, others))}")

@@ -114,6 +114,8 @@ def notes(header: Header, verdict: Verdict) -> list[str]:
             f"warning: line {verdict.torn_line} is torn, the process died while it was written; "
             "replayed up to the line before"
         )
+    elif verdict.is_whole and verdict.footer is None and verdict.divergence is None:
+        lines.append("note: there is no footer: the process ended without warning, or runs still")
     return lines
 
 

@@ -80,6 +80,7 @@ class Verdict(Struct, frozen=True):
     torn_line: int | None
     footer: Footer | None
     at_ns: int  # of the last event
+    is_whole: bool  # the fold came to the end of the file
 
     @property
     def exit_code(self) -> int:
@@ -114,6 +115,7 @@ class Fold:
         self._twice, self._check = twice, check
         self._state_notes: list[str] = []
         self._fault: str | None = None
+        self._is_whole = False
 
     def __iter__(self) -> Iterator[Step]:
         """Raises TraceError at the first line that is malformed."""
@@ -141,6 +143,7 @@ class Fold:
                 self._compare(line, record)
                 if self.divergence is not None and not self._force:
                     return
+        self._is_whole = True
 
     def verdict(self) -> Verdict:
         return Verdict(
@@ -153,6 +156,7 @@ class Fold:
             self.reader.torn_line,
             self.reader.footer,
             self.at_ns,
+            self._is_whole,
         )
 
     def _note(self, divergence: Divergence) -> None:
