@@ -1,0 +1,234 @@
+"""The model engine: rounds over a loaded model, one slot per KV region.
+
+A round is at most one call of the backend; its lanes share the pass.  Prefill keeps the logits of a
+prompt's last row with the sequence, `sample` draws from them, and decode computes the pending token
+and draws its successor; so first tokens are drawn when the reducer says, not when they could be.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseloop.core.vocabulary import (
+    Failed,
+    Lane,
+    LaunchRound,
+    Produced,
+    RequestId,
+    Result,
+    SeatRequest,
+    SlotIndex,
+)
+from phaseloop.ops.interface import Aborted, Backend, BackendError, Span
+
+from .cpu_slot import Saved, Slot
+from .protocol import Content, Description, EngineDied, Outcome, RoundError, Seated
+from .sampler import Draw, Sampler
+
+Drawn = tuple[Result, tuple[int, ...]]
+NOTHING: Drawn = (Produced(), ())
+PAGE_LENGTH = 256
+
+
+class ModelEngine:
+    """Implements engine.protocol.Engine.
+
+    `reuse_generated`: whether a later prompt may keep what was computed as generated tokens.  Where
+    those have other bits than a prompt's, reuse ends before them, or a cached answer could differ
+    from a cold one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        sampler: Sampler,
+        *,
+        slot_count: int,
+        context_length: int,
+        batch_tokens: int,
+        end_tokens: frozenset[int],
+        reuse_generated: bool,
+        model_digest: str | None = None,
+        page_count: int | None = None,
+    ) -> None:
+        self._backend = backend
+        self._sampler = sampler
+        self._slots = [Slot(region, backend) for region in range(slot_count)]
+        self._saved: dict[tuple[RequestId, int], Saved] = {}
+        self._end_tokens = end_tokens
+        self._reuse_generated = reuse_generated
+        self._running: int | None = None
+        self._abort_lock = threading.Lock()  # an abort must not reach the round after its own
+        pages = slot_count * -(-context_length // PAGE_LENGTH)
+        self._description = Description(
+            name=backend.name,
+            slot_count=slot_count,
+            batch_tokens=batch_tokens,
+            context_length=context_length,
+            page_count=pages if page_count is None else page_count,
+            page_length=PAGE_LENGTH,
+            can_save=True,
+            forks_anywhere=True,
+            model=model_digest,
+        )
+
+    def describe(self) -> Description:
+        return self._description
+
+    def seat(self, seat: SeatRequest, content: Content) -> Seated:
+        slot = self._slots[seat.slot]
+        keep = 0
+        if seat.reason not in ("sibling", "resume"):
+            # The last row is always computed: its logits are wanted.
+            keep = slot.common(content.tokens, max(0, len(content.tokens) - 1))
+        slot.seat(seat.request_id, seat.choice, content.seed, content.tokens, keep)
+        return Seated(keep)
+
+    def run(self, launch: LaunchRound) -> Outcome:
+        before = [(self._slots[lane.slot], self._slots[lane.slot].length) for lane in launch.lanes]
+        with self._abort_lock:
+            self._running = launch.round_id
+        try:
+            drawn = self._run(launch)
+        except Exception as error:
+            for slot, length in before:
+                slot.truncate(length)
+            if isinstance(error, Aborted | BackendError):
+                raise RoundError(str(error) or "aborted") from error
+            raise
+        finally:
+            with self._abort_lock:
+                self._running = None
+                self._backend.resume()
+        return Outcome(tuple(result for result, _ in drawn), tuple(ids for _, ids in drawn))
+
+    def abort(self, round_id: int) -> None:
+        with self._abort_lock:
+            if self._running == round_id:
+                self._backend.abort()
+
+    def release(self, slot: SlotIndex, keep: int, version: int) -> None:
+        self._slots[slot].clear(keep)
+
+    def drop(self, request_id: RequestId, choice: int) -> None:
+        self._saved.pop((request_id, choice), None)
+
+    # --- rounds -----------------------------------------------------------------------------------
+
+    def _run(self, launch: LaunchRound) -> list[Drawn]:
+        match launch.kind:
+            case "prefill" | "decode" | "mixed":
+                return self._compute(launch.lanes)
+            case "sample":
+                return self._sample(launch.lanes)
+            case "fork" | "save" | "restore" | "shift":
+                if launch.reason == "save_idle":
+                    return [refused("this engine keeps no snapshots")] * len(launch.lanes)
+                return [self._move(launch.kind, lane) for lane in launch.lanes]
+            case "encode":
+                return [refused("this model gives no embeddings")] * len(launch.lanes)
+
+    def _compute(self, lanes: Sequence[Lane]) -> list[Drawn]:
+        """Prompt chunks and pending tokens: one pass, then one draw for those that want a token."""
+        drawn: list[Drawn] = [NOTHING] * len(lanes)
+        runnable: list[tuple[int, Span]] = []
+        for index, lane in enumerate(lanes):
+            problem = self._problem(lane)
+            if problem is None:
+                runnable.append((index, self._span(lane)))
+            else:
+                drawn[index] = refused(problem)
+        if not runnable:
+            return drawn
+        logits = self._backend.forward([span for _, span in runnable])
+        row, wanting = 0, list[int]()
+        for index, span in runnable:
+            slot = self._slots[span.region]
+            slot.append(span.tokens, cold=self._reuse_generated or not span.generated)
+            if span.outputs:
+                slot.logits = logits[row]
+                row += 1
+            if lanes[index].outputs:
+                wanting.append(index)
+        for index, one in zip(wanting, self._draw([lanes[i] for i in wanting]), strict=True):
+            drawn[index] = one
+        return drawn
+
+    def _span(self, lane: Lane) -> Span:
+        slot = self._slots[lane.slot]
+        end = lane.start + lane.count
+        if slot.pending is not None:
+            return Span(slot.region, lane.start, (slot.pending,), 1, True)
+        is_last = end == len(slot.prompt)
+        return Span(slot.region, lane.start, slot.prompt[lane.start : end], int(is_last), False)
+
+    def _problem(self, lane: Lane) -> str | None:
+        """Why a lane cannot be computed; never so while reducer and engine agree."""
+        slot = self._slots[lane.slot]
+        if lane.start != slot.length:
+            return f"slot {lane.slot} holds {slot.length} tokens, the round begins at {lane.start}"
+        if slot.pending is not None:
+            return None if lane.count == 1 else f"slot {lane.slot} has no drafts to verify"
+        left = len(slot.prompt) - lane.start - lane.count
+        if left < 0 or (left and lane.outputs):
+            return f"slot {lane.slot}: the prompt ends at {len(slot.prompt)}"
+        return None
+
+    def _sample(self, lanes: Sequence[Lane]) -> list[Drawn]:
+        """First tokens.  The logits stay: children of the sequence draw from the same ones."""
+        drawn: list[Drawn] = [
+            NOTHING if self._slots[lane.slot].logits is not None else refused("no logits to sample")
+            for lane in lanes
+        ]
+        ready = [index for index, one in enumerate(drawn) if one is NOTHING]
+        for index, one in zip(ready, self._draw([lanes[i] for i in ready]), strict=True):
+            drawn[index] = one
+        return drawn
+
+    def _draw(self, lanes: Sequence[Lane]) -> list[Drawn]:
+        """A token per lane from its slot's logits; it becomes the pending one, or ends the text."""
+        if not lanes:
+            return []
+        slots = [self._slots[lane.slot] for lane in lanes]
+        logits = stacked([slot.logits for slot in slots])
+        draws = [
+            Draw(lane.request_id, lane.choice, slot.seed, slot.length, slot.tokens)
+            for lane, slot in zip(lanes, slots, strict=True)
+        ]
+        drawn: list[Drawn] = []
+        for slot, token in zip(slots, self._sampler.sample(logits, draws), strict=True):
+            is_end = token in self._end_tokens
+            slot.pending = token
+            drawn.append((Produced(0, True), ()) if is_end else (Produced(1), (token,)))
+        return drawn
+
+    def _move(self, kind: str, lane: Lane) -> Drawn:
+        slot, key = self._slots[lane.slot], (lane.request_id, lane.choice)
+        if kind == "fork":
+            assert lane.source is not None, "a fork has a source"
+            parent = self._slots[lane.source]
+            if lane.count > parent.length:
+                return refused(f"slot {lane.source} holds {parent.length} of {lane.count} tokens")
+            slot.fork(parent, lane.count)
+        elif kind == "save":
+            self._saved[key] = slot.save()
+        elif kind == "restore":
+            saved = self._saved.pop(key, None)
+            if saved is None:
+                return refused("nothing was saved of this sequence")
+            slot.restore(saved)
+        else:
+            slot.shift(lane.start, lane.count)
+        return NOTHING
+
+
+def refused(reason: str) -> Drawn:
+    return Failed(reason), ()
+
+
+def stacked(rows: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32]:
+    if any(row is None for row in rows):
+        raise EngineDied("a sequence lost its logits between prefill and sampling")
+    return np.stack([row for row in rows if row is not None])

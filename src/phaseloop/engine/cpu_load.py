@@ -1,0 +1,76 @@
+"""From a model file to an engine on the CPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from phaseloop.model.load import load_model
+from phaseloop.model.shape import Model
+from phaseloop.model.weights import Weights, open_weights
+from phaseloop.ops.ggml import AttentionPath, GgmlBackend
+from phaseloop.ops.ggml_regions import CacheKind
+
+from .cpu import ModelEngine
+from .sampler import Sampler
+
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class CpuOptions(Struct, frozen=True):
+    """What an operator decides.  Tokens for lengths; `page_count` None means no shared limit."""
+
+    slot_count: int = 4
+    context_length: int | None = None  # of one sequence; None: what the model was trained for
+    batch_tokens: int = 2048
+    ubatch_tokens: int = 512
+    threads: int = 1
+    cache: CacheKind = "F16"
+    attention: AttentionPath = "tiled"
+    reuse_generated: bool = False
+    page_count: int | None = None
+
+
+def load_cpu_engine(
+    path: Path,
+    sampler: Sampler,
+    options: CpuOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[ModelEngine, Weights]:
+    """The engine, and the weights whose metadata describe the tokenizer.
+
+    Raises ModelError for the file, BackendError for what the machine cannot do.
+    """
+    weights = open_weights(path)
+    model = load_model(weights)
+    weights.check_values(progress)
+    context_length = options.context_length or model.context_length
+    backend = GgmlBackend(
+        model.network,
+        weights.tensors,
+        model.dimensions,
+        region_count=options.slot_count,
+        capacity=context_length,
+        threads=options.threads,
+        cache=options.cache,
+        attention=options.attention,
+        ubatch=options.ubatch_tokens,
+    )
+    engine = ModelEngine(
+        backend,
+        sampler,
+        slot_count=options.slot_count,
+        context_length=context_length,
+        batch_tokens=options.batch_tokens,
+        end_tokens=end_tokens(weights, model),
+        reuse_generated=options.reuse_generated or backend.generated_like_prompt,
+        model_digest=weights.digest(),
+        page_count=options.page_count,
+    )
+    return engine, weights
+
+
+def end_tokens(weights: Weights, model: Model) -> frozenset[int]:
+    keys = [f"tokenizer.ggml.{key}" for key in END_KEYS]
+    last = model.dimensions.vocabulary - 1
+    return frozenset(weights.count(key, 0, last) for key in keys if key in weights.metadata)
