@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 from pages import DOCS, ROOT, codes, table
 
 from phaseloop.core import invariants, vocabulary
 from phaseloop.core.explain import REASONS
-from phaseloop.core.policy import PRESETS
-from phaseloop.core.state import State
+from phaseloop.core.policy import DEFAULT as DEFAULT_POLICY
+from phaseloop.core.policy import MS, PRESETS
+from phaseloop.core.state import Limits, State
 from phaseloop.core.vocabulary import (
     AnyEvent,
     DeliverTokens,
@@ -64,6 +65,33 @@ def test_each_preset_promises_what_the_page_says():
         assert tuple(row[3].split()) == invariants.promises(policy)
 
 
+def test_settings_have_the_defaults_that_the_page_says():
+    quantum = PRESETS["quantum"]
+    limits = {field.name: field.default for field in fields(Limits)}
+    defaults = {
+        "--policy": DEFAULT_POLICY,
+        "--pp-quantum-ms": quantum.prefill_quantum_ns // MS,
+        "--tg-quantum-ms": quantum.decode_quantum_ns // MS,
+        "--seat-quantum-ms": quantum.seat_quantum_ns // MS,
+        "--linger-ms": PRESETS["barrier-fair"].linger_ns // MS,
+        "--serial-order": PRESETS["barrier-serial"].serial_order,
+        "--max-round-ms": rounds_of_engines(),
+        "--output-reserve": limits["output_reserve"],
+        "--max-queued": limits["queue_length_max"],
+        "--max-queue-ms": 0,
+        "--client-stall-ms": limits["client_stall_ns"] // MS,
+    }
+    rows = table(POLICY, "settings")
+    assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {
+        option: str(default) for option, default in defaults.items()
+    }
+
+
+def rounds_of_engines() -> str:
+    gpu, cpu = (ENGINES[name].model.capacity.round_ms for name in (DEFAULT, "cpu-smollm2"))
+    return f"{gpu} on GPUs, {cpu} on CPUs"
+
+
 def test_each_invariant_holds_where_the_page_says():
     rows = table(POLICY, "invariants")
     assert [row[0] for row in rows] == [f"I{i}" for i in range(1, 13)]
@@ -102,9 +130,7 @@ class Watched:
         self.gap = 0  # largest, of request 0
         self._last = 0
         model = ENGINES[DEFAULT].model
-        limits = replace(
-            limits_of(describe(model)), round_ns_max=model.capacity.round_ms * 1_000_000
-        )
+        limits = replace(limits_of(describe(model)), round_ns_max=model.capacity.round_ms * MS)
         loaded = read_workload(workload)
         scene = Scene(limits=limits, policy=policy, model=model, cut_ns=loaded.cut_ns)
         simulate(scene, arrivals_of(loaded, 0), watch=self.watch)
