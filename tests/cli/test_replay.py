@@ -380,8 +380,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]):
     ran = Ran(capsys, "--help")
     assert ran.code == 0
     options = (
-        "until step back speed follow show why stats csv perfetto redact diff what-if inject shrink "
-        "engine predicate tries cost out force twice check json"
+        "until step back speed follow show why stats csv perfetto redact diff what-if inject "
+        "shrink engine predicate tries cost out force twice check json"
     )
     for option in options.split():
         assert f"--{option}" in ran.out
