@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import ArgumentParser
 from io import BytesIO
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,7 @@ from msgspec.structs import fields, replace
 from pages import DOCS, block, table, with_block
 
 from phaseloop import __version__
+from phaseloop.cli.replay import add_arguments
 from phaseloop.core import vocabulary
 from phaseloop.core.reduce import reduce
 from phaseloop.core.state import Limits, initial
@@ -92,6 +94,14 @@ def test_constants_are_those_of_the_code():
         replay.EXIT_OTHER_SOURCES,
     )
     assert [int(row[0]) for row in table(PAGE, "exit codes")] == sorted(known)
+
+
+def test_every_option_of_replay_is_documented():
+    parser = ArgumentParser(add_help=False)
+    add_arguments(parser)
+    options = set(re.findall(r"--[a-z][\w-]*", parser.format_help()))
+    section = PAGE.split("## Replay")[1].split("\n## ")[0]
+    assert options == set(re.findall(r"--[a-z][\w-]*", section))
 
 
 # --- the example ----------------------------------------------------------------------------------
