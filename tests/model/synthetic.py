@@ -106,13 +106,14 @@ def decoder_file(
     rope: dict[str, object] | None = None,
     rope_factors: bool = False,
     experts: bool = False,
+    layers: int = LAYERS,
     seed: int = 0,
 ) -> ModelFile:
     file = ModelFile(architecture, kind, seed)
     file.metadata |= {
         "context_length": 512,
         "embedding_length": WIDTH,
-        "block_count": LAYERS,
+        "block_count": layers,
         "feed_forward_length": HIDDEN,
         "attention.head_count": HEADS,
         "attention.head_count_kv": kv_heads,
@@ -133,9 +134,19 @@ def decoder_file(
             "expert_used_count": EXPERTS_USED,
             "expert_feed_forward_length": HIDDEN,
         }
-    for index in range(LAYERS):
+    for index in range(layers):
         add_attention(file, index, kv_heads, biases, head_norms)
         add_feed(file, index, experts)
+    return file
+
+
+def gemma_file(kind: str = "F32", **metadata: object) -> ModelFile:
+    """Seven layers, so that the default pattern has one that sees all; a window of 20."""
+    file = decoder_file("gemma3", kind, tied=True, head_norms=True, layers=7)
+    file.metadata |= {"attention.sliding_window": 20, "rope.freq_base": 1e6} | metadata
+    for index in range(7):
+        for part in ("attention", "ffw"):
+            file.vector(f"blk.{index}.post_{part}_norm.weight", WIDTH)
     return file
 
 

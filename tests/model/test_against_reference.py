@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
-from synthetic import VOCABULARY, decoder_file
+from synthetic import VOCABULARY, decoder_file, gemma_file
 
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights
@@ -106,6 +106,49 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_llama(tmp_path, name):
     check(decoder_file("llama", **VARIANTS[name]), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_K"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_qwen(tmp_path, kind, tied):
+    (tmp_path / "2").mkdir()
+    check(decoder_file("qwen2", kind, biases=True, tied=tied), tmp_path / "2")
+    check(decoder_file("qwen3", kind, head_norms=True, tied=tied), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_qwen_mixtures(tmp_path, kind):
+    check(decoder_file("qwen3moe", kind, head_norms=True, experts=True), tmp_path)
+
+
+GEMMAS = {
+    "plain": {},
+    "window": {"attention.sliding_window": 8},
+    "pattern": {"attention.sliding_window_pattern": 2},
+    "local_base": {"rope.freq_base_swa": 50.0},
+    "scaled": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "score_cap": {"attn_logit_softcapping": 0.5},
+    "logit_cap": {"final_logit_softcapping": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", GEMMAS)
+def test_gemma(tmp_path, name):
+    """ggml reads gelu from a table over F16, so even F32 weights leave an error of that size."""
+    weights, model = opened(gemma_file(**GEMMAS[name]), tmp_path)
+    assert error(reference(weights, model), ggml(weights, model)) < TOLERANCES["F16"]
+
+
+def test_gemma_quantised(tmp_path):
+    check(gemma_file("Q4_0"), tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in GEMMAS if name != "plain"])
+def test_a_gemma_variant_that_is_ignored_would_be_seen(tmp_path, name):
+    (tmp_path / "plain").mkdir()
+    plain = reference(*opened(gemma_file(), tmp_path / "plain"))
+    varied = reference(*opened(gemma_file(**GEMMAS[name]), tmp_path))
+    assert error(plain, varied) > 2 * TOLERANCES["F16"]
 
 
 @pytest.mark.parametrize("attention", ["rows", "fast"])

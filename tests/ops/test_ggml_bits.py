@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
-from synthetic import VOCABULARY, decoder_file
+from synthetic import VOCABULARY, decoder_file, gemma_file
 
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights
@@ -25,21 +25,22 @@ OTHER = np.random.default_rng(2).integers(0, VOCABULARY, 130).tolist()
 ANSWER = np.random.default_rng(4).integers(0, VOCABULARY, 8).tolist()
 CAPACITY = 1024
 MODELS = {
-    "F16": {"kind": "F16"},
-    "Q4_1": {"kind": "Q4_1"},
-    "Q4_K": {"kind": "Q4_K"},
-    "Q5_K": {"kind": "Q5_K"},
-    "Q6_K": {"kind": "Q6_K"},
-    "IQ4_XS": {"kind": "IQ4_XS"},
-    "mixture": {"kind": "Q4_0", "experts": True},
+    "F16": lambda: decoder_file("llama", "F16"),
+    "Q4_1": lambda: decoder_file("llama", "Q4_1"),
+    "Q4_K": lambda: decoder_file("llama", "Q4_K"),
+    "Q5_K": lambda: decoder_file("llama", "Q5_K"),
+    "Q6_K": lambda: decoder_file("llama", "Q6_K"),
+    "IQ4_XS": lambda: decoder_file("llama", "IQ4_XS"),
+    "mixture": lambda: decoder_file("qwen3moe", "Q4_0", experts=True, head_norms=True),
+    "windows": lambda: gemma_file("Q4_0"),
 }
 
 
 class Tiny:
     """One tiny model on disk, and backends for it."""
 
-    def __init__(self, path, **options):
-        self.weights = open_weights(decoder_file("llama", **options).write(path / "tiny.gguf"))
+    def __init__(self, path, file):
+        self.weights = open_weights(file.write(path / "tiny.gguf"))
         self.model = load_model(self.weights)
 
     def backend(self, **options):
@@ -51,12 +52,12 @@ class Tiny:
 
 @pytest.fixture(scope="module", params=MODELS)
 def tiny(request, tmp_path_factory):
-    return Tiny(tmp_path_factory.mktemp(request.param), **MODELS[request.param])
+    return Tiny(tmp_path_factory.mktemp(request.param), MODELS[request.param]())
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return Tiny(tmp_path_factory.mktemp("plain"), kind="Q4_K")
+    return Tiny(tmp_path_factory.mktemp("plain"), MODELS["Q4_K"]())
 
 
 def alone(backend, region=0, prompt=PROMPT, chunk=None, neighbours=()):
@@ -83,7 +84,7 @@ def neighbours_at(neighbours, index):
 def test_chunks_threads_regions_and_passes_do_not_show(tiny, cache):
     backend = tiny.backend(cache=cache)
     standard = alone(backend)
-    for chunk in (1, 7, 64, 130):
+    for chunk in (3, 7, 64, 130):
         backend.truncate(0, 0)
         assert alone(backend, chunk=chunk) == standard, chunk
     assert alone(backend, region=3) == standard

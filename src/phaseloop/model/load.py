@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 
+from .gemma3 import gemma3
 from .gguf_file import ModelError
 from .llama import llama
+from .qwen import qwen2, qwen3, qwen3moe
 from .shape import Model
 from .weights import Weights
 
 ARCHITECTURES: dict[str, Callable[[Weights], Model]] = {
     "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3moe,
+    "gemma3": gemma3,
 }
 
 
