@@ -327,12 +327,13 @@ def served_of(turns: tuple[Turn, ...], group: Group) -> int:
 
 
 def next_group(turns: tuple[Turn, ...], seats: list[Seat]) -> Group:
-    """The group of these seats that had its turn longest ago, or never; the first among equals."""
+    """The group that had its turn longest ago, or never; among equals the earliest admitted."""
     only = only_group(seats)
     if only is not None:
         return only
     recency = {turn.group: index for index, turn in enumerate(turns)}
-    return min((s.group for _, s in seats), key=lambda group: recency.get(group, -1))
+    _, s = min(seats, key=lambda seat: (recency.get(seat[1].group, -1), seat[1].ticket))
+    return s.group
 
 
 def take_turn(state: State, turns: tuple[Turn, ...], group: Group, count: int) -> tuple[Turn, ...]:
