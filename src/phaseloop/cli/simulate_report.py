@@ -172,7 +172,7 @@ def caption(scene: Scene, workload: Workload) -> str:
     bound = f"{limits.round_ns_max // MS} ms" if limits.round_ns_max else "tokens alone"
     parts = [
         f"{workload.name} on {scene.model.name}",
-        f"{limits.slot_count} slots",
+        f"{limits.slot_count} slot{'s' * (limits.slot_count > 1)}",
         f"rounds of {limits.batch_tokens} tokens, bounded by {bound}",
         f"seed {scene.seed}",
     ]

@@ -51,6 +51,8 @@ class Table:
         self._asked: list[str] = []
 
     def __contains__(self, key: str) -> bool:
+        """Whether the file has it; asking makes it a key that the table may have."""
+        self._know(key)
         return key in self._content
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -107,7 +109,7 @@ class Table:
 
     def tables(self, key: str) -> list["Table"]:
         """An array of tables; empty if the key is absent."""
-        self._asked.append(key)
+        self._know(key)
         value: object = self._content.get(key, [])
         if not isinstance(value, list):
             raise self.error(key, value, f"must be an array of tables, written [[{key}]]")
@@ -141,9 +143,12 @@ class Table:
     def key_at(self, key: str) -> str:
         return f"{self.at}.{key}" if self.at else key
 
-    def _value(self, key: str, default: object) -> object:
+    def _know(self, key: str) -> None:
         if key not in self._asked:
             self._asked.append(key)
+
+    def _value(self, key: str, default: object) -> object:
+        self._know(key)
         value = self._content.get(key, default)
         if value is None:
             raise self.missing(key)
