@@ -8,7 +8,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from harness import FIGURES, Figure, Measured, as_json, budget, markdown, spelled, take
+from harness import FIGURES, Figure, Measured, as_json, budget, busy, markdown, spelled, take
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -28,12 +28,15 @@ def main() -> int:
     if args.list:
         say("\n".join(one.name for one in figures))
         return 0
+    warning = busy()  # before there is a load of our own
+    if warning:
+        sys.stderr.write(f"{warning}  What follows is too slow.\n")
     results = [report(take(one)) for one in figures]
     say("\n" + as_json(results))
     if args.json is not None:
         args.json.write_text(as_json(results) + "\n")
     if args.only is None:
-        write_page(results)
+        write_page(results, warning)
         say(f"\nwritten to {PAGE.relative_to(HERE.parent)}")
     return 0
 
@@ -53,11 +56,11 @@ def report(one: Measured) -> Measured:
     return one
 
 
-def write_page(results: list[Measured]) -> None:
+def write_page(results: list[Measured], warning: str) -> None:
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{markdown(results)}\n\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{markdown(results, warning)}\n\n{END}{after}")
 
 
 def say(text: str) -> None:

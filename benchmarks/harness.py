@@ -128,7 +128,13 @@ def cpu_model() -> str:
     return models[0] if models else "unknown"
 
 
-def markdown(results: Sequence[Measured]) -> str:
+def busy() -> str:
+    """A warning where others use the machine too; empty where it is ours."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"The machine was busy (load {load:.1f} on {cores} cores)." if load > cores / 2 else ""
+
+
+def markdown(results: Sequence[Measured], warning: str) -> str:
     """The machine and a table, as docs/performance.md has them."""
     described = machine()
     head = (
@@ -141,7 +147,7 @@ def markdown(results: Sequence[Measured]) -> str:
         kept = {True: "yes", False: "**no**", None: ""}[one.kept]
         median = spelled(one.median, one.unit)
         rows.append(f"| {one.name} | {median} | {p99} | {budget(one)} | {kept} |")
-    return "\n".join([head, "", *rows])
+    return "\n".join([f"{head} {warning}".rstrip(), "", *rows])
 
 
 def budget(one: Measured) -> str:
