@@ -56,6 +56,7 @@ class Shadow:
         self.versions: dict[int, int] = {}
         self.flight: LaunchRound | None = None
         self.round_id_last = -1
+        self.aborted: set[int] = set()
         self.delivered: dict[Name, int] = {}
         self.spoke: set[Name] = set()  # choices that some round has yielded a token of
         self.ended_choices: set[Name] = set()
@@ -192,11 +193,17 @@ class Shadow:
                 name = (effect.request_id, effect.choice)
                 self.saved.pop(name, None)
             case AbortRound():
-                assert self.flight is not None and effect.round_id == self.flight.round_id
+                self.abort(effect.round_id)
             case Stop():
                 unanswered = set(self.requests) - self.answered
                 assert not unanswered, f"the loop stops with requests {unanswered} unanswered"
                 self.stopped = True
+
+    def abort(self, round_id: int) -> None:
+        flight = self.flight
+        assert flight is not None and flight.round_id == round_id, "an abort of no round"
+        assert round_id not in self.aborted, f"round {round_id} is aborted twice"
+        self.aborted.add(round_id)
 
     def seat(self, effect: SeatRequest) -> None:
         name = (effect.request_id, effect.choice)

@@ -178,7 +178,7 @@ def bound(run: Run) -> int:
     return 20 + 8 * tokens
 
 
-Walk.TestCase.settings = settings(
+walking = settings(
     max_examples=WALKS or 60,
     stateful_step_count=60,
     derandomize=not WALKS,
@@ -186,4 +186,5 @@ Walk.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+Walk.TestCase.settings = walking
 TestWalk = Walk.TestCase
