@@ -381,4 +381,4 @@ def explain_decode_error(error: str) -> tuple[str, str]:
     if missing := NAMED_FIELD.fullmatch(message):
         fault, name = missing.groups()
         return ".".join(filter(None, (field, name))), fault.lower()
-    return field, message[0].lower() + message[1:]
+    return field, message if message[1].isupper() else message[0].lower() + message[1:]
