@@ -1,12 +1,14 @@
 """A model checker for the reducer: every situation that can arise within bounds, each visited once.
 
 `explore` goes breadth first, so the first violation found has the shortest script.  On every
-transition it runs the invariants, and compares what the environment was asked for with what the
-state says is under way.  In every situation it tries events about things that are gone: they must change
-nothing.  Then it looks at the answers alone (an engine and a shell that respond, timers that fire,
-no more arrivals, no surprises): whichever order they come in, they must run out, after at most
-`bound` of them, with nobody left.  A situation with requests but without answers is a deadlock, one
-from which answers can go on for ever a livelock; both break I5.
+transition it runs the invariants, takes the step twice, and compares what the environment was asked
+for with what the state says is under way.  In every situation it tries events about things that are
+gone: they must change nothing.
+
+Then it looks at the answers alone (an engine and a shell that respond, timers that fire, no more
+arrivals, no surprises): whichever order they come in, they must run out, after at most `bound` of
+them, with nobody left.  A situation with requests but without answers is a deadlock, one from which
+answers can go on for ever a livelock; both break I5.
 
 The reducer is a parameter, so that a faulty one can be handed in to see whether it is caught.
 """
@@ -207,12 +209,16 @@ class Search:
         return target
 
     def reduced(self, node: int, state: State, event: AnyEvent) -> tuple[State, Effects]:
-        """A reducer that raises is not total, which is a violation like any other."""
+        """The step, taken twice: it must neither raise nor waver."""
         try:
-            return self.step(state, event)
+            step, again = self.step(state, event), self.step(state, event)
         except Exception as error:
             message = f"{type(event).__name__} raised {type(error).__name__}: {error}"
             raise Halt(Violation("core", message), self.script(node, event)) from error
+        if step != again:
+            message = f"{type(event).__name__} has two results: {step[1]} and {again[1]}"
+            raise Halt(Violation("I10", message), self.script(node, event))
+        return step
 
     def try_stale(self, node: int, state: State, world: World) -> None:
         """Events about what is gone must leave the situation as it is."""
@@ -288,7 +294,9 @@ class Search:
             events.append(event)
         return tuple(events)
 
-    def longest_answer(self, state: State, world: World, steps: "array[int]") -> tuple[int, AnyEvent]:
+    def longest_answer(
+        self, state: State, world: World, steps: "array[int]"
+    ) -> tuple[int, AnyEvent]:
         options: list[tuple[int, AnyEvent]] = []
         for event in answers(state, world):
             node = self.keys[self.canon.key(*self.stepped(state, world, event))]

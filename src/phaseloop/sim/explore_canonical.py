@@ -16,8 +16,10 @@ What is left out or reduced, and why nothing that happens afterwards can depend 
     slots           Are chosen by what they hold, never by number, and lists of lanes in slot order
                     are never cut short, but for rounds with fewer rows than lanes (no alphabet has
                     them).  So the list above needs no numbers, and mentions of a slot become places
-                    in it.  A slot hint names a number, hence an alphabet with hints hints at every
-                    slot: renaming maps it to itself.
+                    in it.  Two exceptions, in whose alphabets slots keep their numbers: sequences
+                    that end in one round leave their caches behind in slot order, which then is the
+                    order of eviction; and of several groups new to a phase, the lowest slot's goes
+                    first.
     round ids       A round is the one in flight or it is ignored.
     cache versions  Are compared with those that a queued request carries: equal or void, for ever.
     turns           Groups are told apart by whose turn was when, which is their order; what they
@@ -58,10 +60,13 @@ class Canon:
 
     def __init__(self, state: State, world: World, *, symmetric: bool = True) -> None:
         policies = (state.policy, *world.alphabet.policies)
+        requests = world.alphabet.requests
         self.symmetric = symmetric
         self.period = lcm(*range(1, state.limits.slot_count + 1))
         self.rotates = any(policy.share == "fair" for policy in policies)
-        self.grouped = len({(r.adapter, r.kind) for r in world.alphabet.requests}) > 1
+        self.grouped = len({(r.adapter, r.kind) for r in requests}) > 1
+        self.renames_slots = symmetric and not (self.grouped or any(r.keep_cache for r in requests))
+        self.reach = max((-x.request_id for r in requests for x in r.shared), default=0)
         self.paced = state.limits.round_ns_max > 0
         self.policies: dict[Policy | None, int] = {None: DEAD, state.policy: 0}
         self.shapes: dict[Request, int] = {}
@@ -86,6 +91,8 @@ class Canon:
             self.flight(state.flight, places, ranks) if state.flight else 0,
             self.clocks(state, world.now_ns, ranks),
             self.served(state),
+            [(KINDS[p.kind], p.tokens, p.duration_ns) for p in state.paces] if self.paced else 0,
+            self.recent(state, ranks) if self.reach else 0,
             self.saved(state, ranks, world.now_ns) if state.saved else 0,
             self.policy(state.policy),
             self.policy(state.policy_pending),
@@ -97,7 +104,7 @@ class Canon:
         """(place of each slot, slots in the order of their places)."""
         slots, caches = state.slots, state.caches
         count = len(slots)
-        if not self.symmetric:
+        if not self.renames_slots:
             return list(range(count)), list(range(count))
         order = sorted(
             range(count),
@@ -126,7 +133,7 @@ class Canon:
         awaited: SeatRequest | None,
     ) -> object:
         s, cache = state.slots[slot], state.caches[slot]
-        numbers = () if self.symmetric else self.numbers(state, slot)
+        numbers = () if self.renames_slots else self.numbers(state, slot)
         if s is None:
             return (cache.length, cache.pages, *numbers)
         loan_ns = 0
@@ -249,7 +256,7 @@ class Canon:
             return (rotation, quantum and bool(state.phase_groups))
         return (
             [(turn.group, turn.served % period) for turn in state.prefill_turns],
-            [(turn.group, turn.served % self.period) for turn in state.decode_turns],
+            [turn.group for turn in state.decode_turns],
             sorted(state.phase_groups),
         )
 
@@ -273,6 +280,11 @@ class Canon:
             ],
             sorted((ranks[i], waits.index(p.arrived_ns)) for i, p in state.queue.items()),
         )
+
+    def recent(self, state: State, ranks: Ranks) -> list[int]:
+        """Which of the last ids are alive: the next requests to arrive may name them as leaders."""
+        last = state.request_id_last
+        return [ranks.get(last - back, DEAD) for back in range(self.reach)]
 
     def policy(self, policy: Policy | None) -> int:
         return self.policies.setdefault(policy, len(self.policies) - 1)

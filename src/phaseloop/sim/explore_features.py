@@ -60,7 +60,7 @@ Build = Callable[[Bounds, Policy], Setting]
 
 
 def setting(feature: str, bounds: Bounds, policy: Policy) -> Setting:
-    """The world of a feature (a key of FEATURES) under a policy, whose time slices become a tick."""
+    """The world of a feature, a key of FEATURES, under a policy; time slices become a tick."""
     return FEATURES[feature](bounds, in_ticks(policy))
 
 
@@ -96,7 +96,9 @@ def completion(bounds: Bounds, prompt_length: int) -> Request:
     )
 
 
-def assemble(bounds: Bounds, limits: Limits, policy: Policy, alphabet: Alphabet, extras: int = 0) -> Setting:
+def assemble(
+    bounds: Bounds, limits: Limits, policy: Policy, alphabet: Alphabet, extras: int = 0
+) -> Setting:
     world = World(alphabet, bounds.requests, bounds.cancels, bounds.failures, extras)
     return Setting(initial(limits, policy), world, bound_of(bounds, limits, alphabet, extras))
 
@@ -140,9 +142,10 @@ def work_of(request: Request, limits: Limits, alphabet: Alphabet) -> int:
 
 
 def base(bounds: Bounds, policy: Policy) -> Setting:
-    """Short and long prompts; cancels, stop strings, failed lanes, lost rounds."""
+    """Prompts and answers of several lengths; cancels, stop strings, failed lanes and rounds."""
     short, long = completion(bounds, bounds.short), completion(bounds, bounds.long)
-    return assemble(bounds, roomy(bounds), policy, alphabet_of(short, long))
+    alphabet = alphabet_of(short, long, replace(short, output_limit=1), together=((0, 1),))
+    return assemble(bounds, roomy(bounds), policy, alphabet)
 
 
 def children(bounds: Bounds, policy: Policy) -> Setting:
@@ -205,7 +208,10 @@ def deadlines(bounds: Bounds, policy: Policy) -> Setting:
 
 def memory(bounds: Bounds, policy: Policy) -> Setting:
     """Too few pages: caches are evicted, sequences held and at last truncated; one never fits."""
-    return assemble(bounds, tight(bounds), policy, hungry(bounds))
+    largest = max(bounds.short, bounds.long)
+    twins = replace(completion(bounds, largest), choices=2)
+    alphabet = alphabet_of(*hungry(bounds), twins)
+    return assemble(bounds, tight(bounds), policy, alphabet)
 
 
 def save(bounds: Bounds, policy: Policy) -> Setting:
@@ -213,7 +219,7 @@ def save(bounds: Bounds, policy: Policy) -> Setting:
     limits = replace(tight(bounds), can_save=True, save_idle=True)
     if policy.switch == "quantum":
         policy = replace(policy, seat_quantum_ns=TICK_NS)
-    return assemble(bounds, limits, policy, hungry(bounds))
+    return assemble(bounds, limits, policy, alphabet_of(*hungry(bounds)))
 
 
 def tight(bounds: Bounds) -> Limits:
@@ -228,10 +234,10 @@ def tight(bounds: Bounds) -> Limits:
     )
 
 
-def hungry(bounds: Bounds) -> Alphabet:
+def hungry(bounds: Bounds) -> tuple[Request, ...]:
     """Requests that state no limit, and leave their state behind."""
     short, long = completion(bounds, bounds.short), completion(bounds, bounds.long)
-    return alphabet_of(
+    return (
         replace(short, output_limit=None, keep_cache=True),
         replace(long, output_limit=None, keep_cache=True),
     )
