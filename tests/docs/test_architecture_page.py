@@ -35,7 +35,11 @@ def test_layers_import_what_the_tidy_test_allows():
 def test_the_page_says_which_layers_exist(row):
     layer = PACKAGE / names(row[0])[0]
     exists = any(path.name != "__init__.py" for path in layer.glob("*.py"))
-    assert exists == (row[3] != "comes next"), f"say in docs/architecture.md how {row[0]} stands"
+    stands = row[3].split(",")[0].split(";")[0]
+    if exists:
+        assert stands != "comes next", f"say in docs/architecture.md how {row[0]} stands"
+    else:
+        assert stands in ("comes next", "begun")
 
 
 def test_every_layer_is_in_the_table():
