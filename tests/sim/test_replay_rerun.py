@@ -30,7 +30,7 @@ from phaseloop.runtime.trace import open_trace
 from phaseloop.sim.arrivals import arrivals_of
 from phaseloop.sim.replay import Fold, Step
 from phaseloop.sim.replay_inject import FaultError, Injection, parse_faults
-from phaseloop.sim.replay_rerun import Fault, Rerun
+from phaseloop.sim.replay_rerun import Fault, Rerun, RerunError
 from phaseloop.sim.replay_scenario import Answer, Scenario, Scribe
 from phaseloop.sim.replay_shrink import requests_of
 from phaseloop.sim.replay_whatif import ChangeError, parse_changes, summary_of
@@ -194,6 +194,27 @@ def test_answers_are_taken_down(tmp_path: Path):
         seen = replace(found[request_id], slot=None)
         assert seen == answer, request_id
     assert scenario_in(path).cut == 1, "the cancelled one"
+
+
+def test_a_run_that_was_cut_is_cut_again(tmp_path: Path):
+    """Without it an answer without a limit would go on to the end of its context."""
+    scenario = scenario_of(call(0, Request(0, 30), Request(1, 30, output_limit=4)))
+    path = record(tmp_path / "t.jsonl", scenario)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:40]))
+    cut = scenario_in(path)
+    assert cut.until_ns == fold(path)[-1].event.at_ns and cut.cut == 1
+    events: list[AnyEvent] = []
+    summary_of(cut, COST, (lambda event, *_: events.append(event),))
+    assert events == events_of(path)
+    rerun, events = disturbed(path, (Fault("slow", 20, factor_ppm=3_000_000),))
+    assert not rerun.faults and max(event.at_ns for event in events) <= cut.until_ns
+    assert scenario_in(record(tmp_path / "w.jsonl")).until_ns is None
+
+
+def test_a_run_without_end_is_given_up():
+    scenario = scenario_of(call(0, Request(0, 30)))
+    with pytest.raises(RerunError, match="no end: 500 events"):
+        summary_of(scenario, COST, events_max=500)
 
 
 # --- faults ---------------------------------------------------------------------------------------

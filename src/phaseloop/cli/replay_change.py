@@ -149,6 +149,8 @@ def notes(past: Past) -> list[str]:
     if past.scenario.cut:
         what = count_text(past.scenario.cut, "answer") + " did not end by itself"
         lines.append(f"{what}; it is taken to go on until something cuts it again")
+    if past.scenario.until_ns is not None:
+        lines.append("the trace ends with requests under way; the runs made of it end there, too")
     if past.scenario.prefixes:
         lines.append(
             "which prompts begin alike is inferred: two of a family are taken to share all that "

@@ -134,6 +134,7 @@ class Injection:
             seq=begin.seq + 1,
             now_ns=begin.now_ns,
             made=begin.made,
+            until_ns=scenario.until_ns,
             faults=faults,
         )
         rerun.enter(inputs, after)

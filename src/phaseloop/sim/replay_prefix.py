@@ -50,9 +50,12 @@ class Kin:
         )
 
     def _root(self, request_id: RequestId) -> RequestId:
-        while (parent := self._parents.get(request_id, request_id)) != request_id:
-            request_id = parent
-        return request_id
+        root = request_id
+        while (parent := self._parents.get(root, root)) != root:
+            root = parent
+        while request_id != root:  # the next look is short
+            request_id, self._parents[request_id] = self._parents[request_id], root
+        return root
 
 
 class Shelf:

@@ -75,11 +75,14 @@ class Rerun:
         seq: int = 0,
         now_ns: int = 0,
         made: int = 0,
+        until_ns: int | None = None,
+        events_max: int = EVENTS_MAX,
         faults: Iterable[Fault] = (),
     ) -> None:
         """`seq` is the number of the next event, `now_ns` the time of the last one.
 
-        `made` is how many events of that time have been that were no inputs.
+        `made` is how many events of that time have been that were no inputs.  Nothing happens
+        after `until_ns`.
         """
         self.state, self.seq, self.now_ns = state, seq, now_ns
         self.engine = engine
@@ -93,6 +96,7 @@ class Rerun:
         self._round_order = 0
         self._round_end: RoundEnd | None = None  # of the round in flight
         self._launched_ns = now_ns
+        self._until_ns, self._events_max = until_ns, events_max
         self._stopped = state.stopped
         self._deadline_told = False
 
@@ -127,16 +131,16 @@ class Rerun:
             self._strike()
 
     def _events(self) -> Iterator[AnyEvent]:
-        for _ in range(EVENTS_MAX):
+        for _ in range(self._events_max):
             if self._stopped:
                 return
             event = self._next()
-            if event is None:
+            if event is None or (self._until_ns is not None and event.at_ns > self._until_ns):
                 return
             if isinstance(event, RequestArrived):
                 event = self.engine.arrive(event, self.state)
             yield event
-        raise RerunError(f"the run has no end: {EVENTS_MAX:,} events were made")
+        raise RerunError(f"the run has no end: {self._events_max:,} events were made")
 
     def _next(self) -> AnyEvent | None:
         """The earliest of what faults bring about, inputs, what was made, and deadlines."""

@@ -5,13 +5,14 @@ Given a policy and a cost model, sim/replay_rerun.py makes a run of it again.
 
 How long an answer is follows from the trace where it ended by itself: there it stays the same under
 any policy.  An answer that was cut (by its limit, a cancel, a deadline, the end of the trace) says
-nothing about how it would have gone on: it is taken to go on until something cuts it again.
+nothing about how it would have gone on: it is taken to go on until something cuts it again.  Where
+a trace ends with requests under way, a run that is made of it ends at that time, too.
 """
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from phaseloop.core.state import Limits
+from phaseloop.core.state import LIVE, Limits
 from phaseloop.core.vocabulary import (
     AnyEvent,
     ClientResumed,
@@ -77,6 +78,7 @@ class Scenario(Struct, frozen=True):
     prefixes: tuple[Prefix, ...] = ()  # of prompts that begin like another
     step_tokens: int = 1024  # rows between two looks of the engine at whether to abort
     after: tuple[int, ...] = ()  # per input: how many made events of its time come before it
+    until_ns: int | None = None  # the run is cut here, whatever is unfinished
     cut: int = 0  # answers that did not end by themselves or by their limit
 
 
@@ -98,9 +100,11 @@ class Scribe:
         self.held: dict[SlotIndex, Held] = {}
         self._kin = Kin()
         self._cut = 0
+        self._last: Step | None = None
 
     def see(self, step: Step) -> None:
         event = step.event
+        self._last = step
         if event.at_ns != self._made_ns:
             self._made_ns = event.at_ns
             self.made = 0
@@ -132,8 +136,16 @@ class Scribe:
             answers,
             self._kin.prefixes(),
             after=tuple(self._after),
+            until_ns=self._until_ns(),
             cut=cut,
         )
+
+    def _until_ns(self) -> int | None:
+        if self._last is None:
+            return None
+        state = self._last.after
+        seated = any(s is not None and s.role in LIVE for s in state.slots)
+        return self._last.event.at_ns if seated or state.queue or state.saved else None
 
     def _see_input(self, event: AnyEvent) -> None:
         self.inputs.append(event)

@@ -26,11 +26,12 @@ from .metrics import Summary
 from .replay_figures import figures_of
 from .replay_minimize import Exhausted, minimal_items, minimal_number
 from .replay_predicate import Predicate
-from .replay_rerun import RerunError
+from .replay_rerun import EVENTS_MAX, RerunError
 from .replay_scenario import Answer, Scenario
 from .replay_whatif import summary_of
 
 PLAIN = Request(0, 1)  # what every optional field of a request is put back to
+LONGER_MAX, EVENTS_FREE = 2, 1000
 KEPT_FIELDS = ("request_id", "prompt_length", "output_limit", "choices")
 PLAIN_ANSWER: dict[str, object] = {
     "stop_after_ns": None,
@@ -52,6 +53,7 @@ class Shrinker:
         self._cost = cost
         self._predicate = predicate
         self._tries_max = tries_max
+        self._events_max = EVENTS_MAX  # a part of the run must not take much longer than the whole
 
     def summary(self) -> Summary:
         return summary_of(self.scenario, self._cost)
@@ -62,9 +64,12 @@ class Shrinker:
             raise Exhausted
         self.tries += 1
         try:
-            return self._predicate(figures_of(summary_of(scenario, self._cost)))
+            summary = summary_of(scenario, self._cost, events_max=self._events_max)
         except RerunError:
             return False
+        if self.tries == 1:
+            self._events_max = LONGER_MAX * summary.events + EVENTS_FREE
+        return self._predicate(figures_of(summary))
 
     def shrink(self) -> bool:
         """Until nothing gets smaller; False if the tries were spent before that.
@@ -114,6 +119,7 @@ class Shrinker:
                     current = request_of(self.scenario, request.request_id)
                     self._accept(with_request(self.scenario, replace(current, **{name: default})))
         self._accept(replace(self.scenario, prefixes=()))
+        self._accept(replace(self.scenario, until_ns=None))
         for index in range(len(self.scenario.answers)):
             for name, default in PLAIN_ANSWER.items():
                 answer = self.scenario.answers[index]

@@ -12,7 +12,7 @@ from phaseloop.engine.sim_cost import Cost
 
 from .metrics import Collector, Summary
 from .replay_engine import RecordedEngine
-from .replay_rerun import Rerun, Watcher
+from .replay_rerun import EVENTS_MAX, Rerun, Watcher
 from .replay_scenario import Scenario
 from .replay_text import MS
 
@@ -114,11 +114,21 @@ def number(option: str, name: str, text: str, allowed: Range) -> int:
     return int(text) * allowed.scale
 
 
-def summary_of(scenario: Scenario, cost: Cost, watchers: tuple[Watcher, ...] = ()) -> Summary:
+def summary_of(
+    scenario: Scenario,
+    cost: Cost,
+    watchers: tuple[Watcher, ...] = (),
+    events_max: int = EVENTS_MAX,
+) -> Summary:
     """Make the run and measure it.  Raises RerunError where it has no end."""
     collector = Collector(scenario.limits, scenario.policy)
-    state = initial(scenario.limits, scenario.policy)
-    rerun = Rerun(RecordedEngine(scenario, cost), state, (collector.observe, *watchers))
+    rerun = Rerun(
+        RecordedEngine(scenario, cost),
+        initial(scenario.limits, scenario.policy),
+        (collector.observe, *watchers),
+        until_ns=scenario.until_ns,
+        events_max=events_max,
+    )
     rerun.enter(scenario.inputs, scenario.after)
     rerun.run()
     return collector.summary()
