@@ -11,7 +11,7 @@ What has happened (`X` is a word of Run.log: arrive, seat, prefill, ready, token
 with a request or choice, `token 0/1`, or without)
     expect X < Y                   the first X came before the first Y, and both came
     expect X with Y                in the same step
-    expect never X, count X = 3, sum X = 7 (e.g. of tokens), finished 0 length
+    expect never X, count X = 3, sum X = 7 (e.g. of tokens), finished 0 length, exit 70
     expect X within 20ms of Y      the first X came at most so long after the first Y
     expect gaps X <= 20ms          between each X and the next
 """
@@ -27,6 +27,7 @@ from phaseloop.core.ordered import keys
 from phaseloop.core.reduce import deadline_next
 from phaseloop.core.state import LIVE, Sequence
 from phaseloop.core.transitions import live
+from phaseloop.core.vocabulary import Stop
 
 Words = list[str]
 
@@ -214,9 +215,15 @@ def gaps(run: Run, words: Words) -> Iterator[str]:
         yield f"the longest is {worst} ns"
 
 
+def exited(run: Run, words: Words) -> Iterator[str]:
+    codes = [one.exit_code for step in run.effects for one in step if isinstance(one, Stop)]
+    yield from differs(codes, [int(words[0])])
+
+
 PAST: dict[str, Callable[[Run, Words], Iterator[str]]] = {
     "never": never,
     "finished": finished,
+    "exit": exited,
     "gaps": gaps,
 }
 

@@ -87,7 +87,8 @@ class Run:
 
     def keep_seats(self, event: AnyEvent, effects: Effects) -> None:
         if isinstance(event, RequestSeated):
-            self.seats = [seat for seat in self.seats if seat.slot != event.slot]
+            answered = (event.request_id, event.choice, event.slot)
+            self.seats = [s for s in self.seats if (s.request_id, s.choice, s.slot) != answered]
         self.seats += [effect for effect in effects if isinstance(effect, SeatRequest)]
         if any(isinstance(effect, Stop) for effect in effects):
             self.seats = []

@@ -127,3 +127,9 @@ def test_a_run_goes_over_a_wire() -> None:
 def test_states_are_values() -> None:
     for state, _ in states()[::20]:
         assert hash(state) == hash(msgspec.structs.replace(state))
+
+
+def test_every_wait_is_expected_by_hand_somewhere() -> None:
+    lines = [line for path in transcripts() for line in path.read_text().splitlines()]
+    expected = {line.split()[3] for line in lines if line.startswith("expect why ")}
+    assert expected == set(REASONS)

@@ -11,6 +11,7 @@ always the same.
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -187,4 +188,4 @@ walking = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 Walk.TestCase.settings = walking
-TestWalk = Walk.TestCase
+TestWalk = pytest.mark.timeout(300)(Walk.TestCase)  # a failing walk is shrunk for long
