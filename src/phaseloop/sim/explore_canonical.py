@@ -16,10 +16,9 @@ What is left out or reduced, and why nothing that happens afterwards can depend 
     slots           Are chosen by what they hold, never by number, and lists of lanes in slot order
                     are never cut short, but for rounds with fewer rows than lanes (no alphabet has
                     them).  So the list above needs no numbers, and mentions of a slot become places
-                    in it.  Two exceptions, in whose alphabets slots keep their numbers: sequences
-                    that end in one round leave their caches behind in slot order, which then is the
-                    order of eviction; and of several groups new to a phase, the lowest slot's goes
-                    first.
+                    in it.  Not so where sequences leave caches behind: two that end in one round are
+                    released in slot order, which then is the order of eviction.  There, slots keep
+                    their numbers.
     round ids       A round is the one in flight or it is ignored.
     cache versions  Are compared with those that a queued request carries: equal or void, for ever.
     turns           Groups are told apart by whose turn was when, which is their order; what they
@@ -65,7 +64,7 @@ class Canon:
         self.period = lcm(*range(1, state.limits.slot_count + 1))
         self.rotates = any(policy.share == "fair" for policy in policies)
         self.grouped = len({(r.adapter, r.kind) for r in requests}) > 1
-        self.renames_slots = symmetric and not (self.grouped or any(r.keep_cache for r in requests))
+        self.renames_slots = symmetric and not any(r.keep_cache for r in requests)
         self.reach = max((-x.request_id for r in requests for x in r.shared), default=0)
         self.paced = state.limits.round_ns_max > 0
         self.policies: dict[Policy | None, int] = {None: DEAD, state.policy: 0}
