@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 comma := ,
-EXTRAS := dev$(if $(HAS_GPU),$(comma)cuda)
+EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
 .DEFAULT_GOAL := help
