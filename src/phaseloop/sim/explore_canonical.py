@@ -6,8 +6,8 @@ What is left out or reduced, and why nothing that happens afterwards can depend 
 
     time            Only thresholds decide, and only by being reached or not, so what is kept of one
                     is how far it is ahead of the clock, and nothing below zero.  Two moments are
-                    compared with each other in one place: who has waited longest, the first in line
-                    from host RAM or the head of the queue; of those the order is kept.
+                    compared with each other in one place, where seats are lent: who has waited
+                    longer, in host RAM or in the queue.  There, their order is kept.
     request ids     New ids are larger than all before, ids of the dead are never looked up again,
                     and the queue is ordered by (priority, id).  So ids of the living become their
                     ranks, and an id that a living request mentions but that is dead becomes -1.
@@ -16,9 +16,9 @@ What is left out or reduced, and why nothing that happens afterwards can depend 
     slots           Are chosen by what they hold, never by number, and lists of lanes in slot order
                     are never cut short, but for rounds with fewer rows than lanes (no alphabet has
                     them).  So the list above needs no numbers, and mentions of a slot become places
-                    in it.  Not so where sequences leave caches behind: two that end in one round are
-                    released in slot order, which then is the order of eviction.  There, slots keep
-                    their numbers.
+                    in it.  Not so where sequences leave caches behind: two that end in one round
+                    are released in slot order, which then is the order of eviction.  There, slots
+                    keep their numbers.
     round ids       A round is the one in flight or it is ignored.
     cache versions  Are compared with those that a queued request carries: equal or void, for ever.
     turns           Groups are told apart by whose turn was when, which is their order; what they
@@ -67,6 +67,7 @@ class Canon:
         self.renames_slots = symmetric and not any(r.keep_cache for r in requests)
         self.reach = max((-x.request_id for r in requests for x in r.shared), default=0)
         self.paced = state.limits.round_ns_max > 0
+        self.lends = any(policy.seat_quantum_ns > 0 for policy in policies)
         self.policies: dict[Policy | None, int] = {None: DEAD, state.policy: 0}
         self.shapes: dict[Request, int] = {}
         self.templates: dict[Request, int] = {}
@@ -93,6 +94,7 @@ class Canon:
             [(KINDS[p.kind], p.tokens, p.duration_ns) for p in state.paces] if self.paced else 0,
             self.recent(state, ranks) if self.reach else 0,
             self.saved(state, ranks, world.now_ns) if state.saved else 0,
+            self.waits(state, ranks, world.now_ns) if self.lends else 0,
             self.policy(state.policy),
             self.policy(state.policy_pending),
             0 if self.symmetric else state.request_id_last,
@@ -260,24 +262,26 @@ class Canon:
         )
 
     def saved(self, state: State, ranks: Ranks, now_ns: int) -> object:
-        """Those in host RAM, with who came first among them, and before the head of the queue."""
+        """Those in host RAM, first in line first, with who was admitted before whom."""
         sequences = [saved.sequence for saved in state.saved]
         tickets = sorted(s.ticket for s in (*sequences, *(s for s in state.slots if s)))
-        waits = sorted(
-            {*(saved.since_ns for saved in state.saved)}
-            | {pending.arrived_ns for pending in state.queue.values()}
-        )
+        return [
+            (
+                self.sequence(saved.sequence, ranks, now_ns),
+                saved.cause,
+                tickets.index(saved.sequence.ticket),
+            )
+            for saved in state.saved
+        ]
+
+    def waits(self, state: State, ranks: Ranks, now_ns: int) -> object:
+        """Who of those in host RAM and in the queue has waited longer, or only since now."""
+        since = [saved.since_ns for saved in state.saved]
+        arrived = sorted((ranks[i], pending.arrived_ns) for i, pending in state.queue.items())
+        moments = sorted({*since, *(at_ns for _, at_ns in arrived), now_ns}, reverse=True)
         return (
-            [
-                (
-                    self.sequence(saved.sequence, ranks, now_ns),
-                    saved.cause,
-                    tickets.index(saved.sequence.ticket),
-                    waits.index(saved.since_ns),
-                )
-                for saved in state.saved
-            ],
-            sorted((ranks[i], waits.index(p.arrived_ns)) for i, p in state.queue.items()),
+            [moments.index(at_ns) for at_ns in since],
+            [moments.index(at_ns) for _, at_ns in arrived],
         )
 
     def recent(self, state: State, ranks: Ranks) -> list[int]:
