@@ -200,7 +200,7 @@ def test_the_list_of_engines_says_what_is_fitted_and_what_predicted(capsys):
 def test_help_states_what_is_measured(capsys):
     assert main(["simulate", "--help"]) == 0
     text = capsys.readouterr().out
-    for words in ("nearest-rank", "decode_tokens_per_s", "barrier_wait_s", "quantum: 2000"):
+    for words in ("nearest-rank", "decode_tokens_per_s", "barrier_wait_s", "(2000)"):
         assert words in text
 
 

@@ -51,9 +51,13 @@ def add_options(parser: ArgumentParser) -> None:
         help=f"{', '.join(ENGINES)}, or a TOML file; {DEFAULT_ENGINE} by default",
     )
     policy = what.add_mutually_exclusive_group()
-    policy.add_argument("--policy", metavar="NAME", help=f"{', '.join(PRESETS)}; {DEFAULT}")
-    policy.add_argument("--compare", metavar="A,B|all", help="several policies, side by side")
-    what.add_argument("--seed", type=Bounded(0, (1 << 63) - 1), metavar="N", help="of all draws")
+    policy.add_argument(
+        "--policy", metavar="NAME", help=f"one of {', '.join(PRESETS)}; {DEFAULT} by default"
+    )
+    policy.add_argument("--compare", metavar="A,B|all", help="several of them, side by side")
+    what.add_argument(
+        "--seed", type=Bounded(0, (1 << 63) - 1), metavar="N", help="instead of the workload's"
+    )
     add_limits(parser)
     add_policy_options(parser)
     trouble = parser.add_argument_group("trouble")
@@ -92,34 +96,71 @@ def add_options(parser: ArgumentParser) -> None:
 
 def add_limits(parser: ArgumentParser) -> None:
     limits = parser.add_argument_group("limits (by default the engine's)")
-    limits.add_argument("--slots", type=Bounded(1, 4096), metavar="N")
-    limits.add_argument("--batch", type=Bounded(1, 1 << 20), metavar="TOKENS", help="of a round")
-    limits.add_argument("--context", type=Bounded(2, 1 << 28), metavar="TOKENS")
+    limits.add_argument("--slots", type=Bounded(1, 4096), metavar="N", help="sequences at once")
+    limits.add_argument(
+        "--batch", type=Bounded(1, 1 << 20), metavar="TOKENS", help="rows of a round"
+    )
+    limits.add_argument(
+        "--context", type=Bounded(2, 1 << 28), metavar="TOKENS", help="of a sequence"
+    )
     limits.add_argument("--pages", type=Bounded(1, 1 << 28), metavar="N", help="of KV capacity")
     limits.add_argument(
         "--max-round-ms",
         type=MILLISECONDS,
         metavar="MS",
-        help="of a prompt round; 0 bounds rounds by tokens alone (GPU engines 1000, CPU 500)",
+        help="longest prompt round; 0: bounded by tokens alone (GPU engines 1000, CPU 500)",
     )
-    limits.add_argument("--draft", type=Bounded(0, 32), metavar="K", help="drafts per lane")
-    limits.add_argument("--max-queued", type=Bounded(0, 10**9), metavar="N", help="1024")
+    limits.add_argument(
+        "--draft", type=Bounded(0, 32), metavar="K", help="drafts per lane and round"
+    )
+    limits.add_argument(
+        "--max-queued", type=Bounded(0, 10**9), metavar="N", help="requests that may wait (1024)"
+    )
     limits.add_argument(
         "--max-queue-ms", type=MILLISECONDS, metavar="MS", help="longest wait for a seat; 0: any"
     )
-    limits.add_argument("--output-reserve", type=Bounded(1, 1 << 28), metavar="TOKENS", help="512")
-    limits.add_argument("--client-stall-ms", type=MILLISECONDS, metavar="MS", help="30000")
+    limits.add_argument(
+        "--output-reserve",
+        type=Bounded(1, 1 << 28),
+        metavar="TOKENS",
+        help="held for who states no limit (512)",
+    )
+    limits.add_argument(
+        "--client-stall-ms", type=MILLISECONDS, metavar="MS", help="longest stall (30000)"
+    )
 
 
 def add_policy_options(parser: ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
-    policy.add_argument("--tg-quantum-ms", type=MILLISECONDS, metavar="MS", help="quantum: 2000")
-    policy.add_argument("--pp-quantum-ms", type=MILLISECONDS, metavar="MS", help="quantum: 1000")
     policy.add_argument(
-        "--seat-quantum-ms", type=MILLISECONDS, metavar="MS", help="quantum: lend seats; 0, never"
+        "--tg-quantum-ms",
+        type=MILLISECONDS,
+        metavar="MS",
+        help="quantum: a decode phase that others wait for (2000)",
     )
-    policy.add_argument("--linger-ms", type=MILLISECONDS, metavar="MS", help="barrier-*: 0")
-    policy.add_argument("--serial-order", choices=("fifo", "shortest"), help="barrier-serial: fifo")
+    policy.add_argument(
+        "--pp-quantum-ms",
+        type=MILLISECONDS,
+        metavar="MS",
+        help="quantum: a prefill phase that others wait for (1000)",
+    )
+    policy.add_argument(
+        "--seat-quantum-ms",
+        type=MILLISECONDS,
+        metavar="MS",
+        help="quantum: lend on a seat held so long (0: never)",
+    )
+    policy.add_argument(
+        "--linger-ms",
+        type=MILLISECONDS,
+        metavar="MS",
+        help="barrier-*: how long a cohort waits for company (0)",
+    )
+    policy.add_argument(
+        "--serial-order",
+        choices=("fifo", "shortest"),
+        help="barrier-serial: whose prompt is next (fifo)",
+    )
 
 
 # --- what does not go together --------------------------------------------------------------------

@@ -104,14 +104,16 @@ def print_table(summaries: list[Summary], scene: Scene, workload: Workload) -> N
         lines = [caption(scene, workload), *plain_lines(sections, summaries)]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    table = Table(caption=caption(scene, workload), caption_justify="left")
+    table = Table()
     table.add_column("")
     for summary in summaries:
         table.add_column(header(summary.policy), justify="right")
     for rows in sections:
         for row in rows:
             table.add_row(row.label, *styled(row, summaries), end_section=row is rows[-1])
-    Console(width=max(80, shutil.get_terminal_size().columns)).print(table)
+    console = Console(width=max(80, shutil.get_terminal_size().columns))
+    console.print(caption(scene, workload), highlight=False)
+    console.print(table)
 
 
 def says(row: Row, summaries: list[Summary]) -> bool:

@@ -41,7 +41,7 @@ from .spread import NS, Percentiles, Spread
 ANSWERED: tuple[FinishReason, ...] = ("stop", "length", "no_space")
 CANCELLED: tuple[FinishReason, ...] = ("cancelled", "stalled")
 EXPIRED: tuple[FinishReason, ...] = ("deadline", "queue_timeout")
-FAILED: tuple[FinishReason, ...] = ("failed", "engine_lost")
+FAILED: tuple[FinishReason, ...] = ("failed", "engine_lost", "shutdown")
 GENERATING: tuple[RoundKind, ...] = ("sample", "decode", "mixed")
 PROMPT_ROLES: tuple[Role, ...] = ("prefilling", "following")
 TOKEN_ROLES: tuple[Role, ...] = ("ready", "generating")
