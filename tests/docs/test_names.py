@@ -6,12 +6,16 @@ syntax trees; links are followed, anchors compared with headings.
 
 import ast
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 from pages import DOCS, PACKAGE, ROOT
 
+from phaseloop.cli.main import COMMANDS, load
+
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+OTHERS = {"--help", "--version", "--rewrite", "--only", "--no-cont-batching"}  # not of a command
 
 
 def defined(path: Path) -> set[str]:
@@ -62,3 +66,19 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     heads: list[str] = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def options() -> set[str]:
+    """Of all commands."""
+    found: set[str] = set()
+    for name in COMMANDS:
+        parser = ArgumentParser(add_help=False)
+        load(name).add_arguments(parser)
+        found |= set(re.findall(r"--[\w-]+", parser.format_help()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_named_exists(page):
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text()))
+    assert named - OTHERS <= options()
