@@ -58,6 +58,7 @@ class Shadow:
         self.round_id_last = -1
         self.aborted: set[int] = set()
         self.delivered: dict[Name, int] = {}
+        self.leaving_for_ram: set[Name] = set()  # live lanes of the last launch, if it is a save
         self.spoke: set[Name] = set()  # choices that some round has yielded a token of
         self.ended_choices: set[Name] = set()
         self.ending: set[Name] = set()  # and those that end in the present step
@@ -157,7 +158,10 @@ class Shadow:
                 seat.length, seat.to_restore = lane.count, None
             case "fork":
                 seat.length = lane.count
-            case "save" | "sample":
+            case "save":  # who ended meanwhile was to come back: its copy must be dropped
+                if seat.name in self.leaving_for_ram and seat.name in self.ended_choices:
+                    self.saved[seat.name] = lane.count
+            case "sample":
                 pass
             case "shift":
                 seat.length -= lane.count
@@ -264,6 +268,8 @@ class Shadow:
             assert len(groups) == 1, f"groups {groups} share a round"
         self.check_pages(launch)
         self.flight, self.round_id_last = launch, launch.round_id
+        names = [(lane.request_id, lane.choice) for lane in launch.lanes]
+        self.leaving_for_ram = {one for one in names if one not in self.ending}
 
     def group_of(self, lane: Lane) -> tuple[int, str]:
         request = self.requests[lane.request_id]

@@ -1,5 +1,7 @@
 """The page ledger: what is reserved and what is evicted for it, worked out by hand."""
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,7 +13,8 @@ from phaseloop.core.memory import (
     take_pages,
 )
 from phaseloop.core.policy import PRESETS
-from phaseloop.core.state import Cache, Limits, initial
+from phaseloop.core.rounds import resume_rank
+from phaseloop.core.state import Cache, Limits, Saved, Sequence, initial
 from phaseloop.core.vocabulary import ReleaseSlot, Request
 
 LIMITS = Limits(4, 2048, 4096, 64, page_length=256, output_reserve=512)
@@ -87,3 +90,24 @@ def test_all_or_nothing() -> None:
     assert taken is not None
     assert taken[0].pages_free == 0
     assert taken[1] == ()
+
+
+def test_who_comes_back_first() -> None:
+    """R9: who made room for memory first, by admission; then by priority and time in host RAM."""
+
+    def saved(
+        ticket: int, cause: Literal["memory", "seat"], since: int, priority: int = 0
+    ) -> Saved:
+        request = Request(ticket, 8, priority=priority)
+        s = Sequence(request, 0, ticket, 0, 0, (0, "completion"), "swapping", 8, 0, 1, None, 1)
+        return Saved(s, since, cause)
+
+    line = [
+        saved(3, "memory", 90),
+        saved(7, "memory", 10),
+        saved(5, "seat", 80, priority=1),
+        saved(2, "seat", 20),
+        saved(1, "seat", 30),
+        saved(6, "seat", 30),
+    ]
+    assert sorted(line[::-1], key=resume_rank) == line

@@ -6,7 +6,7 @@ arrive 0 prompt=8 out=2 [+ 1 ...]    one call with one or more requests
 seated [0 | 0/1] [cached=4] [restore=4]   answer one SeatRequest, or all of them
 done [x 3] [in 5ms] [0=3] [0/1=end] [1=1+end] [2=fail]   the round in flight completes:
     per choice, tokens produced, an end token (bare or after some), or a failed lane
-completed 7 [fail]       an answer for some other round: it completes, or fails
+completed 7 [fail | short]   an answer for some round: it completes, fails, or lacks results
 round-fails, engine-lost, cancel 0, stop 0 | stop 0/1, stall 0, resume 0, shutdown
 policy NAME [tg=..] [pp=..] [seat=..] [linger=..] [order=shortest]
 at 30ms, wait 5ms        time passes
@@ -290,7 +290,7 @@ def completed(run: Run, words: Lines) -> Lines:
     round_id = int(words[0])
     if "fail" in words:
         return posted(run, RoundFailed(at_ns=run.now_ns, round_id=round_id, reason="scripted"))
-    flight = run.state.flight
+    flight = None if "short" in words else run.state.flight
     results = tuple(Produced(lane.outputs) for lane in flight.lanes) if flight else ()
     event = RoundCompleted(
         at_ns=run.now_ns, round_id=round_id, results=results, duration_ns=ROUND_NS
