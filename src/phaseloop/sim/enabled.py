@@ -57,9 +57,6 @@ from phaseloop.core.vocabulary import (
 
 TICK_NS = 1_000_000
 
-# An id that no request ever had: nothing may come of an event about it.
-UNKNOWN: RequestId = 1_000_000_000
-
 
 class Alphabet(Struct, frozen=True, gc=False):
     """Which events a world can bring forth at all.
@@ -350,32 +347,6 @@ def deadlines(state: State, world: World) -> Iterator[AnyEvent]:
     if world.launch is not None or world.seats:
         yield DeadlineReached(at_ns=max(due_ns, world.now_ns))
     yield DeadlineReached(at_ns=max(due_ns, world.now_ns) + TICK_NS)
-
-
-def stale(state: State, world: World) -> Iterator[AnyEvent]:
-    """Events about what is gone or never was: each must leave everything as it is."""
-    at_ns = world.now_ns
-    live = live_ids(state)
-    awaited = [(seat.request_id, seat.slot) for seat in world.seats]
-    ended = [i for i in range(state.request_id_last, -1, -1) if i not in live][:1]
-    for request_id in (*ended, UNKNOWN):
-        yield RequestCancelled(at_ns=at_ns, request_id=request_id)
-        yield StopMatched(at_ns=at_ns, request_id=request_id)
-        yield ClientStalled(at_ns=at_ns, request_id=request_id)
-        yield ClientResumed(at_ns=at_ns, request_id=request_id)
-        for slot in range(len(state.slots)):
-            if (request_id, slot) not in awaited:
-                yield RequestSeated(at_ns=at_ns, request_id=request_id, choice=0, slot=slot)
-    round_ids = {state.round_id_next, state.round_id_next - 1} - {in_flight(world)}
-    for round_id in sorted(round_ids):
-        yield RoundFailed(at_ns=at_ns, round_id=round_id, reason="stale")
-        yield RoundCompleted(
-            at_ns=at_ns, round_id=round_id, results=(Produced(1, True),), duration_ns=TICK_NS
-        )
-
-
-def in_flight(world: World) -> int | None:
-    return None if world.launch is None else world.launch.round_id
 
 
 # --- who is there ---------------------------------------------------------------------------------

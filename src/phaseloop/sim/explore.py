@@ -2,8 +2,8 @@
 
 `explore` goes breadth first, so the first violation found has the shortest script.  On every
 transition it runs the invariants, takes the step twice, and compares what the environment was asked
-for with what the state says is under way.  In every situation it tries events about things that are
-gone: they must change nothing.
+for with what the state says is under way.  In every state it tries events about what is gone: they
+must change nothing.
 
 Then it looks at the answers alone (an engine and a shell that respond, timers that fire, no more
 arrivals, no surprises): whichever order they come in, they must run out, after at most `bound` of
@@ -17,7 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -35,8 +35,9 @@ from phaseloop.core.vocabulary import (
     SeatRequest,
 )
 
-from .enabled import World, after, answers, enabled, live_ids, stale, surprises
-from .explore_canonical import Canon, Key
+from .enabled import World, after, answers, enabled, live_ids, surprises
+from .explore_canonical import LEFT_BYTES, Canon, Key
+from .stale import stale
 
 Reducer: TypeAlias = Callable[[State, AnyEvent], tuple[State, Effects]]
 Script: TypeAlias = tuple[AnyEvent, ...]
@@ -119,6 +120,14 @@ def explore(
     )
 
 
+class Situation(NamedTuple):
+    """One entry of the frontier.  `is_new`: the state was not seen with any other world either."""
+
+    state: State
+    world: World
+    is_new: bool
+
+
 class Search:
     """The frontier, and for every situation found how it was reached and where answers lead.
 
@@ -132,6 +141,7 @@ class Search:
         self.step = step
         self.canon = Canon(state, world, symmetric=symmetric)
         self.keys: dict[Key, int] = {self.canon.key(state, world): 0}
+        self.cases: set[Key] = set()  # keys without what may still happen
         self.parents = array("i", (-1,))
         self.choices = array("h", (-1,))
         self.owed_start = array("q")  # where the successors by answers begin in owed_nodes
@@ -143,12 +153,12 @@ class Search:
 
     def run(self, limit_states: int | None, progress: Progress | None) -> bool:
         """Visit layer by layer; False if `limit_states` was reached first."""
-        layer = [self.root]
+        layer = [Situation(*self.root, is_new=True)]
         node = 0
         while layer:
-            found: list[tuple[State, World]] = []
-            for state, world in layer:
-                self.visit(node, state, world, found)
+            found: list[Situation] = []
+            for situation in layer:
+                self.visit(node, situation, found)
                 node += 1
                 if limit_states is not None and len(self.keys) > limit_states:
                     return False
@@ -158,9 +168,8 @@ class Search:
             self.depth += bool(found)
         return True
 
-    def visit(
-        self, node: int, state: State, world: World, found: list[tuple[State, World]]
-    ) -> None:
+    def visit(self, node: int, situation: Situation, found: list[Situation]) -> None:
+        state, world = situation.state, situation.world
         choice = 0
         owed: dict[int, None] = {}  # as a set, in order
         for event in answers(state, world):
@@ -174,7 +183,8 @@ class Search:
         for event in surprises(state, world):
             self.take(node, choice, state, world, event, found)
             choice += 1
-        self.try_stale(node, state, world)
+        if situation.is_new:
+            self.try_stale(node, state, world)
 
     def take(
         self,
@@ -183,7 +193,7 @@ class Search:
         state: State,
         world: World,
         event: AnyEvent,
-        found: list[tuple[State, World]],
+        found: list[Situation],
     ) -> int:
         """One transition; the number of the situation it leads to."""
         self.transitions += 1
@@ -205,7 +215,9 @@ class Search:
         if target == len(self.parents):
             self.parents.append(node)
             self.choices.append(choice)
-            found.append((state_after, world_after))
+            case = key[LEFT_BYTES:]
+            found.append(Situation(state_after, world_after, is_new=case not in self.cases))
+            self.cases.add(case)
         return target
 
     def reduced(self, node: int, state: State, event: AnyEvent) -> tuple[State, Effects]:
@@ -213,8 +225,7 @@ class Search:
         try:
             step, again = self.step(state, event), self.step(state, event)
         except Exception as error:
-            message = f"{type(event).__name__} raised {type(error).__name__}: {error}"
-            raise Halt(Violation("core", message), self.script(node, event)) from error
+            raise Halt(raised(event, error), self.script(node, event)) from error
         if step != again:
             message = f"{type(event).__name__} has two results: {step[1]} and {again[1]}"
             raise Halt(Violation("I10", message), self.script(node, event))
@@ -224,7 +235,10 @@ class Search:
         """Events about what is gone must leave the situation as it is."""
         key: Key | None = None
         for event in stale(state, world):
-            state_after, effects = self.reduced(node, state, event)
+            try:
+                state_after, effects = self.step(state, event)
+            except Exception as error:
+                raise Halt(raised(event, error), self.script(node, event)) from error
             if state_after is state and not effects:
                 continue
             key = key or self.canon.key(state, world)
@@ -328,6 +342,11 @@ class Search:
     def stepped(self, state: State, world: World, event: AnyEvent) -> tuple[State, World]:
         state, effects = self.step(state, event)
         return state, after(world, event, effects)
+
+
+def raised(event: AnyEvent, error: Exception) -> Violation:
+    """A reducer that raises is not total."""
+    return Violation("core", f"{type(event).__name__} raised {type(error).__name__}: {error}")
 
 
 def check_owed(state: State, world: World) -> None:

@@ -51,6 +51,7 @@ ROLES: dict[Role | None, int] = {role: i for i, role in enumerate((*get_args(Rol
 KINDS: dict[RoundKind, int] = {kind: i for i, kind in enumerate(get_args(RoundKind))}
 PHASES = {"idle": 0, "prefill": 1, "decode": 2}
 DEAD = -1
+LEFT_BYTES = 4  # the beginning of a key: what may still happen.  The rest is what is the case.
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -77,11 +78,8 @@ class Canon:
         places, order = self.places(state)
         ranks = self.ranks(state)
         awaited = {seat.slot: seat for seat in world.seats}
+        left = bytes((world.requests, world.cancels, world.failures, world.extras))
         situation = (
-            world.requests,
-            world.cancels,
-            world.failures,
-            world.extras,
             state.stopped,
             PHASES[state.phase],
             state.sealed,
@@ -99,7 +97,7 @@ class Canon:
             self.policy(state.policy_pending),
             0 if self.symmetric else state.request_id_last,
         )
-        return encode(situation)
+        return left + encode(situation)
 
     def places(self, state: State) -> tuple[list[int], list[SlotIndex]]:
         """(place of each slot, slots in the order of their places)."""
