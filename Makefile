@@ -9,7 +9,7 @@ EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint fmt check bench clean
+.PHONY: help setup test lint fmt check traces bench clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +34,9 @@ fmt: setup  ## put the format right, and what style can be fixed by itself
 	$(BIN)/ruff check --fix .
 
 check: lint test  ## what CI runs
+
+traces: setup  ## record fixtures/traces again; the commit says which decisions changed
+	PYTHON=$(BIN)/python fixtures/traces/record.sh
 
 bench: setup  ## measure the budgets and write docs/performance.md; ARGS="--only trace" for some
 	$(BIN)/python benchmarks/bench.py $(ARGS)
