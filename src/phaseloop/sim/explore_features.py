@@ -14,6 +14,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from phaseloop.core.admission import unfit
 from phaseloop.core.plan import FILL_MIN
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.state import Limits, State, initial
@@ -100,7 +101,8 @@ def assemble(
     bounds: Bounds, limits: Limits, policy: Policy, alphabet: Alphabet, extras: int = 0
 ) -> Setting:
     world = World(alphabet, bounds.requests, bounds.cancels, bounds.failures, extras)
-    return Setting(initial(limits, policy), world, bound_of(bounds, limits, alphabet, extras))
+    bound = bound_of(bounds, limits, alphabet, extras + bounds.requests * (policy.linger_ns > 0))
+    return Setting(initial(limits, policy), world, bound)
 
 
 def alphabet_of(*requests: Request, together: tuple[tuple[int, ...], ...] = ()) -> Alphabet:
@@ -108,23 +110,26 @@ def alphabet_of(*requests: Request, together: tuple[tuple[int, ...], ...] = ()) 
     return Alphabet(requests, (*((i,) for i in range(len(requests))), *together))
 
 
-def bound_of(bounds: Bounds, limits: Limits, alphabet: Alphabet, extras: int) -> int:
+def bound_of(bounds: Bounds, limits: Limits, alphabet: Alphabet, timers: int) -> int:
     """Answers that must suffice for every request of the bounds to end.
 
     Every answer moves somebody on: a full round takes as many prompt tokens as fit, any other ends
     the chunk of one prompt at least, and so on.  So the bound is the work of the costliest request
-    times their number.  An exploration that needs more has found a round that does nothing.
+    that is not refused, times their number.  Whoever needs more has found an answer that does
+    nothing for anybody.
     """
-    per_request = max(work_of(request, limits, alphabet) for request in alphabet.requests)
-    prompts = sum([max(r.prompt_length for r in alphabet.requests)] * bounds.requests)
+    taken = [request for request in alphabet.requests if unfit(limits, request) is None]
+    work = max(work_of(request, limits, alphabet) for request in taken)
+    prompts = bounds.requests * max(request.prompt_length for request in taken)
     narrowest = min(limits.batch_tokens, FILL_MIN) if limits.round_ns_max else limits.batch_tokens
-    return bounds.requests * per_request + prompts // narrowest + extras
+    return bounds.requests * work + prompts // narrowest + timers
 
 
 def work_of(request: Request, limits: Limits, alphabet: Alphabet) -> int:
     """Answers that one request can take up, apart from full prompt rounds."""
     chunks = 1 + len(request.stop_points) + len(request.shared)
-    tokens = limits.context_length if request.output_limit is None else request.output_limit
+    room = limits.context_length - request.prompt_length
+    tokens = room if request.output_limit is None else request.output_limit
     per_choice = 1 + 1 + tokens  # a seat, a first token, the others
     per_choice += limits.save_idle
     if limits.can_save:
@@ -134,7 +139,7 @@ def work_of(request: Request, limits: Limits, alphabet: Alphabet) -> int:
     forks = request.choices - 1 + len(request.shared)
     restores = bool(alphabet.snapshots)
     waits = (request.deadline_after_ns, request.queue_wait_ns_max)
-    timers = sum(wait is not None for wait in waits) + alphabet.stalls + 1  # and a linger
+    timers = sum(wait is not None for wait in waits) + alphabet.stalls
     return chunks + request.choices * per_choice + forks + restores + timers
 
 
@@ -267,18 +272,20 @@ def shutdown(bounds: Bounds, policy: Policy) -> Setting:
 
 
 def priorities(bounds: Bounds, policy: Policy) -> Setting:
-    """Two classes, and a call that brings one of each."""
+    """Two classes, and a call that brings one of each; serial policies take the shortest first."""
     short, long = completion(bounds, bounds.short), completion(bounds, bounds.long)
     alphabet = alphabet_of(long, replace(short, priority=1), together=((0, 1),))
+    if policy.share == "serial":
+        policy = replace(policy, serial_order="shortest")
     return assemble(bounds, roomy(bounds), policy, alphabet)
 
 
 def caching(bounds: Bounds, policy: Policy) -> Setting:
-    """Prefixes in free slots and in host RAM, found or not; a hint at every slot."""
+    """Prefixes in free slots and in host RAM, found or not; hints at slots; stops in a prompt."""
     short, long = completion(bounds, bounds.short), completion(bounds, bounds.long)
     hints = (replace(short, slot_hint=slot) for slot in range(bounds.slots))
     alphabet = replace(
-        alphabet_of(replace(long, keep_cache=True), *hints),
+        alphabet_of(replace(long, keep_cache=True, stop_points=(1,)), *hints),
         caching=True,
         snapshots=(bounds.short - 1,),
     )
