@@ -185,13 +185,17 @@ class Run:
                 self.note_launch(effect, at_ns)
             case DeliverTokens():
                 for one in effect.deliveries:
-                    self.add("token", one.request_id, at_ns, one.choice, one.tokens)
+                    who = one.request_id, at_ns, one.choice
+                    self.add("token", *who, one.tokens, effect.reason)
             case FinishChoice():
                 self.add("end", effect.request_id, at_ns, effect.choice, detail=effect.reason)
             case FinishRequest():
                 self.add("finish", effect.request_id, at_ns, detail=effect.reason)
             case SeatRequest():
-                self.add("seat", effect.request_id, at_ns, effect.choice, detail=effect.reason)
+                who = effect.request_id, at_ns, effect.choice
+                self.add("seat", *who, detail=effect.reason)
+                if effect.source is not None:
+                    self.add("source", *who, detail=effect.source.source)
             case ReleaseSlot():
                 what = "evict" if effect.reason == "evicted" else "release"
                 self.add(what, None, at_ns, detail=str(effect.slot))
