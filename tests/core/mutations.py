@@ -180,6 +180,30 @@ MUTATIONS = (
         "min(event.cached_length, s.request.prompt_length - 1)",
         "min(event.cached_length, s.request.prompt_length)",
     ),
+    Mutation(
+        "a request ends while a choice of it is in host RAM",
+        "ending.py",
+        "    ) or any(saved.sequence.request.request_id == request_id for saved in state.saved)\n",
+        "    )\n",
+    ),
+    Mutation(
+        "the copy of a cancelled sequence stays in host RAM",
+        "rounds.py",
+        '    if flight.kind == "save":\n        dropped',
+        '    if flight.kind == "shift":\n        dropped',
+    ),
+    Mutation(
+        "a shifted context is kept as cache",
+        "ending.py",
+        "    if sequence.produced and sequence.length < unshifted:\n",
+        "    if sequence.length < 0:\n",
+    ),
+    Mutation(
+        "what a held sequence waits for is given to a newcomer",
+        "admission.py",
+        "        reservation_of_all(state.limits, request) <= pages_spare(state)\n",
+        "        reservation_of_all(state.limits, request) <= pages_spare(state) + 1\n",
+    ),
     # --- children and shared prefixes
     Mutation(
         "a child is forked before its parent's prompt is complete",
@@ -261,6 +285,12 @@ MUTATIONS = (
         "policy.py",
         "over = all_groups_served(state) and elapsed_ns",
         "over = elapsed_ns",
+    ),
+    Mutation(
+        "the latest seated makes way, not who sat longest",
+        "turns.py",
+        "    slot, s = min(lendable,",
+        "    slot, s = max(lendable,",
     ),
     Mutation(
         "a policy change does not wait for the round",

@@ -138,7 +138,6 @@ class Shadow:
                     self.spoke.add(seat.name)
                 self.move(launch, lane, seat, result.tokens)
             elif launch.kind == "restore":
-                self.saved.pop(seat.name, None)
                 seat.length, seat.to_restore = 0, None
         return tokens
 
@@ -195,7 +194,8 @@ class Shadow:
                 self.release(effect)
             case DropSaved():
                 name = (effect.request_id, effect.choice)
-                self.saved.pop(name, None)
+                assert name in self.saved, f"{name} is dropped from host RAM, where it is not"
+                del self.saved[name]
             case AbortRound():
                 self.abort(effect.round_id)
             case Stop():
