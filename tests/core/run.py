@@ -212,6 +212,8 @@ class Run:
                 s = self.shadow.requests[lane.request_id]
                 what = "prefill" if lane.start < s.prompt_length else "decode"
             self.add(what, lane.request_id, at_ns, lane.choice, lane.count, launch.reason)
+            if lane.outputs:
+                self.add("outputs", lane.request_id, at_ns, lane.choice, lane.outputs)
 
     def add(
         self,

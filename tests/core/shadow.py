@@ -296,7 +296,7 @@ class Shadow:
                 assert source is not None and source.length is not None, "a fork of nothing"
                 whole = source.length == lane.count or self.limits.forks_anywhere
                 assert whole and lane.count <= source.length, f"{name} forks past its source"
-                assert lane.count <= prompt, f"{name} forks past its own prompt"
+                assert lane.start == 0 < lane.count <= prompt, f"{name} forks past its own prompt"
             case "shift":
                 assert lane.start + lane.count <= seat.length, f"shift of {name}"
             case "sample":

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from phaseloop.core.memory import (
     output_limit,
     pages_available,
+    pages_spare,
     reservation,
     reservation_of_all,
+    resume_pages,
     take_pages,
 )
 from phaseloop.core.policy import PRESETS
@@ -93,13 +95,16 @@ def test_all_or_nothing() -> None:
     assert taken[1] == ()
 
 
+def saved_sequence(ticket: int, priority: int = 0) -> Sequence:
+    request = Request(ticket, 256, priority=priority)
+    return Sequence(request, 0, ticket, 0, 0, (0, "completion"), "swapping", 300, 0, 20, None, 2)
+
+
 def test_who_comes_back_first() -> None:
     """R9: who made room for memory first, by admission; then by priority and time in host RAM."""
 
     def saved(ticket: int, cause: Cause, since: int, priority: int = 0) -> Saved:
-        request = Request(ticket, 8, priority=priority)
-        s = Sequence(request, 0, ticket, 0, 0, (0, "completion"), "swapping", 8, 0, 1, None, 1)
-        return Saved(s, since, cause)
+        return Saved(saved_sequence(ticket, priority), since, cause)
 
     line = [
         saved(3, "memory", 90),
@@ -111,3 +116,52 @@ def test_who_comes_back_first() -> None:
     ]
     shuffled = [line[i] for i in (4, 1, 5, 2, 0, 3)]
     assert sorted(shuffled, key=resume_rank) == line
+
+
+@pytest.mark.parametrize(
+    ("alone", "length", "produced", "limit", "pages"),
+    [
+        # Room for the output reserve of 512: 300 + 512 tokens are 4 pages; alone, what it holds.
+        (False, 300, 20, None, 4),
+        (True, 300, 20, None, 2),
+        (False, 300, 20, 30, 2),  # 10 tokens are still to come
+        (False, 300, 20, 2000, 4),
+        (False, 300, 30, 30, 2),
+        (False, 10, 0, None, 3),  # a prompt of 256 that was not complete: all of it, and 512
+        (True, 10, 0, None, 1),
+        (False, 4090, 20, None, 16),  # no further than the context
+        (False, 700, 20, 3000, 5),
+    ],
+)
+def test_what_a_saved_sequence_wants_back(
+    alone: bool, length: int, produced: int, limit: int | None, pages: int
+) -> None:
+    seated = replace(saved_sequence(1), role="generating")
+    s = replace(saved_sequence(0), length=length, produced=produced, output_limit=limit)
+    state = initial(LIMITS, PRESETS["barrier-fair"])
+    if not alone:
+        state = replace(state, slots=(seated, None, None, None))
+    assert resume_pages(state, s) == pages
+
+
+def test_no_more_pages_are_wanted_back_than_there_are() -> None:
+    state = initial(replace(LIMITS, page_count=3), PRESETS["barrier-fair"])
+    state = replace(state, slots=(saved_sequence(1), None, None, None))
+    assert resume_pages(state, replace(saved_sequence(0), length=700)) == 3
+
+
+def test_pages_that_a_held_sequence_waits_for_are_not_spare() -> None:
+    held = replace(saved_sequence(0), role="generating", length=256, pages=1)
+    roomy = replace(saved_sequence(1), role="generating", length=100, pages=3)
+    prompt = replace(saved_sequence(2), role="prefilling", length=256, pages=1)
+    lender = replace(saved_sequence(3), role="generating", length=600, pages=1, borrowed=2)
+    state = replace(initial(LIMITS, PRESETS["barrier-fair"]), pages_free=5)
+    for seats, spare in (
+        ((None, None, None, None), 5),
+        ((held, None, None, None), 4),  # its next row begins a page
+        ((roomy, prompt, lender, None), 5),
+        ((held, roomy, held, lender), 3),
+    ):
+        assert pages_spare(replace(state, slots=seats)) == spare
+    cached = replace(state, slots=(held, None, None, None), caches=(Cache(), Cache(1, 9, 1, 1)) * 2)
+    assert pages_spare(cached) == 6
