@@ -209,8 +209,8 @@ class Run:
         for lane in launch.lanes:
             what: str = launch.kind
             if what == "mixed":  # a lane of a mixed round is one or the other
-                s = self.shadow.requests[lane.request_id]
-                what = "prefill" if lane.start < s.prompt_length else "decode"
+                speaks = (lane.request_id, lane.choice) in self.shadow.spoke
+                what = "decode" if speaks else "prefill"
             self.add(what, lane.request_id, at_ns, lane.choice, lane.count, launch.reason)
             if lane.outputs:
                 self.add("outputs", lane.request_id, at_ns, lane.choice, lane.outputs)

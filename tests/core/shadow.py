@@ -134,9 +134,9 @@ class Shadow:
             assert seat.length is not None
             if isinstance(result, Produced) and keeps_contract(lane, result):
                 tokens[seat.name] = result.tokens
+                self.move(launch, lane, seat, result.tokens)
                 if result.tokens:
                     self.spoke.add(seat.name)
-                self.move(launch, lane, seat, result.tokens)
             elif launch.kind == "restore":
                 seat.length, seat.to_restore = 0, None
         return tokens
@@ -166,7 +166,7 @@ class Shadow:
                 seat.length -= lane.count
             case "decode":
                 seat.length += max(1, tokens)
-            case "mixed" if lane.start >= seat.request.prompt_length or lane.outputs > 1:
+            case "mixed" if seat.name in self.spoke:
                 seat.length += max(1, tokens)
             case _:
                 seat.length += lane.count
@@ -311,7 +311,7 @@ class Shadow:
         assert lane.start == seat.length, f"{seat.name} holds {seat.length}, lane at {lane.start}"
         assert lane.count > 0, f"an empty lane for {seat.name}"
         assert end <= self.limits.context_length, f"{seat.name} passes the context at {end}"
-        if kind == "decode" or (kind == "mixed" and lane.start >= prompt):
+        if kind == "decode" or (kind == "mixed" and seat.name in self.spoke):
             assert lane.count == lane.outputs, f"decode rows of {seat.name} without outputs"
             assert seat.name in self.spoke, f"{seat.name} decodes before its first token"
         else:
