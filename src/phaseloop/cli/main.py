@@ -11,7 +11,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Protocol, TextIO, cast
 
 from phaseloop import __version__
 
@@ -36,6 +39,7 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; `argv` without the program's name, the process's own if None."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.stdout, sys.stderr = usable(sys.stdout), usable(sys.stderr)
     try:
         exit_code = dispatch(arguments)
         sys.stdout.flush()
@@ -48,8 +52,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has enough.  What is still buffered must not be tried again when
         # the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return EXIT_PIPE_CLOSED
+    except OSError as error:  # inputs are answered for by their commands: this is a full disk
+        complain(f"output: {error.strerror or error}")
+        discard_output()
+        return EXIT_USAGE
+
+
+def usable(stream: TextIO | None) -> TextIO:
+    """The stream, or nowhere if it was closed; what it cannot encode is escaped, not fatal."""
+    if stream is None:
+        return Path(os.devnull).open("w")  # for the rest of the process
+    wrapper: object = stream
+    if isinstance(wrapper, TextIOWrapper):
+        wrapper.reconfigure(errors="backslashreplace")
+    return stream
+
+
+def discard_output() -> None:
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(arguments: list[str]) -> int:

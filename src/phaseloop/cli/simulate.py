@@ -27,6 +27,7 @@ from .simulate_options import (
     limits_from,
     model_from,
     policies_from,
+    refuse_overwriting,
 )
 from .simulate_progress import ProgressBar
 from .simulate_report import engine_lines, json_of, print_table
@@ -99,6 +100,11 @@ def measure(args: Namespace) -> int:
         )
         for policy in policies_from(args)
     ]
+    if args.trace is not None:
+        inputs = {"the workload": args.workload, "the engine's file": Path(args.engine)}
+        for scene in scenes:
+            path = trace_path(args.trace, scene.policy, len(scenes))
+            refuse_overwriting("--trace", path, inputs)
     summaries = [measure_one(args, workload, scene, len(scenes)) for scene in scenes]
     if args.json:
         sys.stdout.write(json_of(summaries, scenes[0], workload) + "\n")

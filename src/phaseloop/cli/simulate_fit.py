@@ -8,10 +8,14 @@ from msgspec.structs import asdict
 from phaseloop.engine.sim_file import engine_toml
 from phaseloop.sim.fit import Fit, fit_trace
 
+from .simulate_options import refuse_overwriting
+
 MS = 1_000_000
 
 
 def fit(args: Namespace) -> int:
+    if args.fit_out is not None:
+        refuse_overwriting("--fit-out", args.fit_out, {"the trace": args.fit})
     name = args.fit.stem if args.fit_out is None else args.fit_out.stem
     found = fit_trace(args.fit, f"fitted-{name}")
     sys.stdout.write("\n".join(fit_lines(found)) + "\n")

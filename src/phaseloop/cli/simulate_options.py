@@ -186,8 +186,13 @@ def check_options(args: Namespace) -> None:
         hint = f"; {swallowed[0]} was read as a fault: put it first" if swallowed else ""
         example = "name a TOML file, such as fixtures/workloads/pair.toml"
         raise UserError(f"no workload: {example}{hint}")
-    if args.trace is not None and args.trace.resolve() == args.workload.resolve():
-        raise UserError(f"--trace {args.trace} would overwrite the workload")
+
+
+def refuse_overwriting(flag: str, path: Path, inputs: dict[str, Path]) -> None:
+    """Whatever name or link leads there: nobody's input is written over."""
+    for name, source in inputs.items():
+        if path.exists() and source.exists() and path.samefile(source):
+            raise UserError(f"{flag} {path} would overwrite {name}; name another file")
 
 
 def option(name: str) -> str:
