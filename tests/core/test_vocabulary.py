@@ -133,3 +133,10 @@ def test_every_wait_is_expected_by_hand_somewhere() -> None:
     lines = [line for path in transcripts() for line in path.read_text().splitlines()]
     expected = {line.split()[3] for line in lines if line.startswith("expect why ")}
     assert expected == set(REASONS)
+
+
+def test_the_quanta_are_the_documented_ones() -> None:
+    quantum = PRESETS["quantum"]
+    assert (quantum.decode_quantum_ns, quantum.prefill_quantum_ns) == (2_000_000_000, 1_000_000_000)
+    assert quantum.seat_quantum_ns == 0
+    assert all(policy.linger_ns == 0 for policy in PRESETS.values())
