@@ -1,0 +1,32 @@
+"""Tokens to text as they arrive, never a part of a character.
+
+A model's token may end within a character, or hold bytes that no text has.  What may still become a
+character is held back, which is at most three bytes; what cannot is replaced by U+FFFD, once for
+each longest part that could have begun a character, as browsers do.
+"""
+
+import codecs
+from collections.abc import Iterable
+
+from .tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one answer: all that it returns, joined, is the decoding of all its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        """`special` shows control tokens as text."""
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The characters that these tokens complete.  Raises IndexError for what is no token."""
+        pieces = [self._tokenizer.piece(token, special=self._special) for token in tokens]
+        return self._decoder.decode(b"".join(pieces))
+
+    def finish(self) -> str:
+        """What is left when nothing follows; then the object is as new."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
