@@ -48,12 +48,12 @@ def test_a_round_takes_as_long_as_the_engine_says():
     office = Office(duration_ns=7 * MS)
     office.clock.advance(2 * MS)
     office.worker.launch(LAUNCH)
-    assert office.worker.tokens((3, 0), 1) == (), "not before the round's end"
+    assert office.worker.generated((3, 0), 1).ids == (), "not before the round's end"
     (event,) = office.drain()
     assert event == RoundCompleted(
         at_ns=9 * MS, round_id=0, results=(Produced(1),), duration_ns=7 * MS
     )
-    assert office.worker.tokens((3, 0), 1) == (3000,)
+    assert office.worker.generated((3, 0), 1).ids == (3000,)
 
 
 def test_seats_are_answered_at_once_even_while_a_round_runs():

@@ -150,8 +150,8 @@ def test_token_ids_wait_for_their_delivery():
             here.worker.launch(launch(0, request_id=3))
             await here.next()
             choice, other = (3, 0), (4, 0)
-            first = [here.worker.tokens(choice, 1), here.worker.tokens(choice, 0)]
-            return [*first, here.worker.tokens(other, 1)]
+            first = [here.worker.generated(choice, 1).ids, here.worker.generated(choice, 0).ids]
+            return [*first, here.worker.generated(other, 1).ids]
 
     assert asyncio.run(main()) == [(3000,), (), ()]
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from phaseloop.core.vocabulary import (
@@ -25,10 +26,19 @@ from phaseloop.ops.interface import Aborted, Backend, BackendError, Span
 
 from .cpu_slot import Saved, Slot
 from .protocol import Content, Description, EngineDied, Outcome, RoundError, Seated
-from .sampler import Draw, Sampler
+from .sampler import Draw, Sampled, Sampler
+from .settings import Likelihood
 
-Drawn = tuple[Result, tuple[int, ...]]
-NOTHING: Drawn = (Produced(), ())
+
+class Drawn(Struct, frozen=True):
+    """What a lane of a round came to."""
+
+    result: Result = Produced()
+    ids: tuple[int, ...] = ()
+    likelihoods: tuple[Likelihood, ...] = ()
+
+
+NOTHING = Drawn()
 PAGE_LENGTH = 256
 
 
@@ -83,7 +93,7 @@ class ModelEngine:
         if seat.reason not in ("sibling", "resume"):
             # The last row is always computed: its logits are wanted.
             keep = slot.common(content.tokens, max(0, len(content.tokens) - 1))
-        slot.seat(seat.request_id, seat.choice, content.seed, content.tokens, keep)
+        slot.seat(seat.request_id, seat.choice, content, keep)
         return Seated(keep)
 
     def run(self, launch: LaunchRound) -> Outcome:
@@ -102,7 +112,11 @@ class ModelEngine:
             with self._abort_lock:
                 self._running = None
                 self._backend.resume()
-        return Outcome(tuple(result for result, _ in drawn), tuple(ids for _, ids in drawn))
+        return Outcome(
+            tuple(one.result for one in drawn),
+            tuple(one.ids for one in drawn),
+            tuple(one.likelihoods for one in drawn),
+        )
 
     def abort(self, round_id: int) -> None:
         with self._abort_lock:
@@ -194,15 +208,22 @@ class ModelEngine:
         slots = [self._slots[lane.slot] for lane in lanes]
         logits = stacked([slot.logits for slot in slots])
         draws = [
-            Draw(lane.request_id, lane.choice, slot.seed, slot.length, slot.tokens)
+            Draw(lane.request_id, lane.choice, slot.seed, slot.length, slot.tokens, slot.sampling)
             for lane, slot in zip(lanes, slots, strict=True)
         ]
-        drawn: list[Drawn] = []
-        for slot, token in zip(slots, self._sampler.sample(logits, draws), strict=True):
-            is_end = token in self._end_tokens
-            slot.pending = token
-            drawn.append((Produced(0, True), ()) if is_end else (Produced(1), (token,)))
-        return drawn
+        return [
+            self._take(slot, sampled)
+            for slot, sampled in zip(slots, self._sampler.sample(logits, draws), strict=True)
+        ]
+
+    def _take(self, slot: Slot, sampled: Sampled) -> Drawn:
+        token, likelihood = sampled.token, sampled.likelihood
+        if token is None:
+            return refused("the logits allow no token: each is ruled out, or one is not a number")
+        slot.pending = token
+        if token in self._end_tokens:
+            return Drawn(Produced(0, True))
+        return Drawn(Produced(1), (token,), () if likelihood is None else (likelihood,))
 
     def _move(self, kind: str, lane: Lane) -> Drawn:
         slot, key = self._slots[lane.slot], (lane.request_id, lane.choice)
@@ -225,7 +246,7 @@ class ModelEngine:
 
 
 def refused(reason: str) -> Drawn:
-    return Failed(reason), ()
+    return Drawn(Failed(reason))
 
 
 def stacked(rows: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32]:

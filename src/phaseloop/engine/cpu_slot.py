@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from phaseloop.core.vocabulary import RequestId
 from phaseloop.ops.interface import Backend, Region, Snapshot
 
+from .protocol import Content
+from .settings import Sampling
+
 Logits = NDArray[np.float32]
 
 
@@ -17,8 +20,7 @@ class Saved(Struct, frozen=True):
 
     request_id: RequestId | None
     choice: int
-    seed: int
-    prompt: tuple[int, ...]
+    content: Content
     tokens: tuple[int, ...]
     cold: int
     pending: int | None
@@ -41,24 +43,32 @@ class Slot:
     def _forget(self) -> None:
         self.request_id: RequestId | None = None
         self.choice = 0
-        self.seed = 0
-        self.prompt: tuple[int, ...] = ()
+        self.content = Content()
         self.tokens: list[int] = []
         self.cold = 0  # leading tokens whose state has the bits of a prompt computed afresh
         self.pending: int | None = None
         self.logits: Logits | None = None
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.content.tokens
+
+    @property
+    def seed(self) -> int:
+        return self.content.seed
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.content.sampling
+
+    @property
     def length(self) -> int:
         return len(self.tokens)
 
-    def seat(
-        self, request_id: RequestId, choice: int, seed: int, prompt: tuple[int, ...], keep: int
-    ) -> None:
+    def seat(self, request_id: RequestId, choice: int, content: Content, keep: int) -> None:
         """Begin a sequence that finds the first `keep` tokens of its prompt in place."""
         self.truncate(keep)
-        self.request_id, self.choice, self.seed = request_id, choice, seed
-        self.prompt = prompt
+        self.request_id, self.choice, self.content = request_id, choice, content
         self.pending = self.logits = None
 
     def common(self, prompt: Sequence[int], limit: int) -> int:
@@ -102,8 +112,7 @@ class Slot:
         return Saved(
             self.request_id,
             self.choice,
-            self.seed,
-            self.prompt,
+            self.content,
             tuple(self.tokens),
             self.cold,
             self.pending,
@@ -114,8 +123,8 @@ class Slot:
     def restore(self, saved: Saved) -> None:
         self._backend.truncate(self.region, 0)
         self._backend.restore(self.region, saved.cells)
-        self.request_id, self.choice, self.seed = saved.request_id, saved.choice, saved.seed
-        self.prompt, self.tokens = saved.prompt, list(saved.tokens)
+        self.request_id, self.choice, self.content = saved.request_id, saved.choice, saved.content
+        self.tokens = list(saved.tokens)
         self.cold = saved.cold
         self.pending, self.logits = saved.pending, saved.logits
 

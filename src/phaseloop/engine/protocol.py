@@ -29,6 +29,8 @@ from phaseloop.core.vocabulary import (
     SlotIndex,
 )
 
+from .settings import GREEDY, Likelihood, Sampling
+
 
 class EngineDied(Exception):
     """The engine is beyond use: a lost device, a dead process, memory that contradicts itself."""
@@ -64,6 +66,7 @@ class Content(Struct, frozen=True):
 
     tokens: tuple[int, ...] = ()  # the prompt
     seed: int = 0  # of its sampler, 64 bits
+    sampling: Sampling = GREEDY
 
 
 class Seated(Struct, frozen=True):
@@ -82,6 +85,8 @@ class Outcome(Struct, frozen=True):
 
     results: tuple[Result, ...]  # one per lane, in lane order
     tokens: tuple[tuple[int, ...], ...] = ()  # ids per lane, in lane order; () if there are none
+    # Beside each of these ids how likely it was, for lanes that asked; () if none did.
+    likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
     duration_ns: int | None = None  # None: what the worker measures
     step_ns: int | None = None  # None: an abort changes nothing
 

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from phaseloop.core.vocabulary import RequestId
 
+from .settings import Likelihood, Sampling
+
 
 class Draw(Struct, frozen=True):
     """Whose token is drawn: all that may decide it besides its row of logits."""
@@ -18,10 +20,18 @@ class Draw(Struct, frozen=True):
     seed: int  # the request's, 64 bits
     position: int  # of the token drawn, in its sequence
     tokens: Sequence[int]  # the sequence before it; read only
+    sampling: Sampling
+
+
+class Sampled(Struct, frozen=True):
+    """A drawn token; None where the logits allow none: all are minus infinity, or one is NaN."""
+
+    token: int | None
+    likelihood: Likelihood | None = None  # if the request asked for it
 
 
 class Sampler(Protocol):
-    def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
+    def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled]:
         """One token per row of logits [rows, vocabulary].  Rows must not know of each other."""
         ...
 
@@ -29,5 +39,5 @@ class Sampler(Protocol):
 class Greedy:
     """The likeliest token; of equals, the one with the lowest id."""
 
-    def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
-        return logits.argmax(axis=1).tolist()
+    def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled]:
+        return [Sampled(token) for token in logits.argmax(axis=1).tolist()]

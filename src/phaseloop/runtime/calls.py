@@ -21,11 +21,25 @@ from phaseloop.core.vocabulary import (
     SeatRequest,
 )
 from phaseloop.engine.protocol import Content, Engine, EngineDied, Outcome, RoundError, Seated
+from phaseloop.engine.settings import Likelihood
 
 Choice: TypeAlias = tuple[RequestId, int]
-TokensByChoice: TypeAlias = dict[Choice, tuple[int, ...]]
 
 log = logging.getLogger(__name__)
+
+
+class Generated(Struct, frozen=True):
+    """What a round gave one choice.  `likelihoods` is empty, or one per id."""
+
+    ids: tuple[int, ...] = ()
+    likelihoods: tuple[Likelihood, ...] = ()
+
+    def first(self, count: int) -> "Generated":
+        return Generated(self.ids[:count], self.likelihoods[:count])
+
+
+NONE_GENERATED = Generated()
+GeneratedByChoice: TypeAlias = dict[Choice, Generated]
 
 
 class SeatJob(Struct, frozen=True):
@@ -99,19 +113,18 @@ def run_round(engine: Engine, launch: LaunchRound) -> Outcome | Broken:
     except Exception as error:
         return Broken(launch, describe(error))
     lanes, results, tokens = len(launch.lanes), len(outcome.results), len(outcome.tokens)
-    if results != lanes or tokens not in (0, lanes):
+    if results != lanes or tokens not in (0, lanes) or len(outcome.likelihoods) not in (0, tokens):
         what = f"{results} results and {tokens} token lists for {lanes} lanes"
         return Broken(launch, what, outcome.duration_ns)
     return outcome
 
 
-def tokens_of(launch: LaunchRound, outcome: Outcome) -> TokensByChoice:
+def generated(launch: LaunchRound, outcome: Outcome) -> GeneratedByChoice:
     if not outcome.tokens:
         return {}
-    return {
-        (lane.request_id, lane.choice): tokens
-        for lane, tokens in zip(launch.lanes, outcome.tokens, strict=True)
-    }
+    likelihoods = outcome.likelihoods or ((),) * len(outcome.tokens)
+    rows = zip(launch.lanes, outcome.tokens, likelihoods, strict=True)
+    return {(lane.request_id, lane.choice): Generated(ids, likely) for lane, ids, likely in rows}
 
 
 def event_of(answer: Answer, at_ns: int) -> AnyEvent:

@@ -15,7 +15,7 @@ posting an event and without awaiting: also while the task that reads it is bein
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Self, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,9 +33,12 @@ from phaseloop.core.vocabulary import (
     StopMatched,
 )
 from phaseloop.engine.protocol import Content
+from phaseloop.engine.settings import GREEDY, Likelihood, Sampling
 
+from .calls import Generated
 from .clock import Clock
 from .mailbox import Mailbox
+from .timing import Timing
 
 OUTBOX_MARK = 1024  # tokens
 SEED_BITS = 64
@@ -47,14 +50,27 @@ class Submission(Struct, frozen=True):
     request: Request
     tokens: tuple[int, ...] = ()
     seed: int | None = None
+    sampling: Sampling = GREEDY
+
+
+class Begun(Struct, frozen=True):
+    """The engine has begun with the prompt; refusals can no longer be plain errors."""
+
+
+class Progress(Struct, frozen=True):
+    """A prompt round of the request has ended; its timing says how far the prompt is."""
 
 
 class Delivered(Struct, frozen=True):
-    """Some tokens of one choice.  `ids` is empty where the engine has none."""
+    """Some tokens of one choice.  `ids` is empty where the engine has none.
+
+    `likelihoods` is empty, or has one for each id.
+    """
 
     choice: int
     count: int
     ids: tuple[int, ...] = ()
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 class Ended(Struct, frozen=True):
@@ -64,19 +80,30 @@ class Ended(Struct, frozen=True):
     reason: FinishReason
 
 
-Item: TypeAlias = Delivered | Ended
+Item: TypeAlias = Begun | Progress | Delivered | Ended
+PROGRESS = Progress()
+
+
+class Prefixes(Protocol):
+    """Knows what the engine still holds of earlier prompts (runtime/prefixes.py)."""
+
+    def place(self, request: Request, tokens: tuple[int, ...]) -> Request:
+        """The request with its `candidates` and `shared` filled in."""
+        ...
 
 
 class Stream:
     """What one request yields, in order.  Iterate it from one task.
 
-    Iteration ends with the request; then `outcome` says why it ended.
+    Iteration ends with the request; then `outcome` says why it ended.  `timing` is kept up to date
+    by the loop's watch (runtime/watch.py), and final once the iteration has ended.
     """
 
     def __init__(self, gateway: "Gateway", request: Request, content: Content) -> None:
         self.request = request
         self.content = content
         self.outcome: FinishReason | None = None
+        self.timing = Timing()
         self._gateway = gateway
         self._items: deque[Item] = deque()
         self._waiting_tokens = 0
@@ -118,6 +145,8 @@ class Stream:
         """From the loop: never blocks."""
         if self._is_closed:
             return
+        if item is PROGRESS and self._items and self._items[-1] is PROGRESS:
+            return  # nobody has read the last one yet, and the timing tells both
         self._items.append(item)
         if isinstance(item, Delivered):
             self._waiting_tokens += item.count
@@ -180,12 +209,14 @@ class Gateway:
         seeds: Callable[[], int],
         *,
         outbox_mark: int = OUTBOX_MARK,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.outbox_mark = outbox_mark
         self._limits = limits
         self._clock = clock
         self._mailbox = mailbox
         self._seeds = seeds
+        self._prefixes = prefixes
         self._request_id_next: RequestId = 0
         self._streams: dict[RequestId, Stream] = {}
         self._closed_for: FinishReason | None = None
@@ -232,9 +263,14 @@ class Gateway:
         """What the engine is told of a request that has not ended."""
         return self._streams[request_id].content
 
-    def deliver(self, delivery: Delivery, ids: tuple[int, ...]) -> None:
+    def stream(self, request_id: RequestId) -> Stream | None:
+        """The stream of a request that has not ended."""
+        return self._streams.get(request_id)
+
+    def deliver(self, delivery: Delivery, generated: Generated) -> None:
         stream = self._streams[delivery.request_id]
-        stream.put(Delivered(delivery.choice, delivery.tokens, ids))
+        ids, likelihoods = generated.ids, generated.likelihoods
+        stream.put(Delivered(delivery.choice, delivery.tokens, ids, likelihoods))
 
     def finish_choice(self, request_id: RequestId, choice: int, reason: FinishReason) -> None:
         self._streams[request_id].put(Ended(choice, reason))
@@ -252,5 +288,7 @@ class Gateway:
     def _stream(self, submission: Submission) -> Stream:
         request = replace(submission.request, request_id=self._request_id_next)
         self._request_id_next += 1
+        if self._prefixes is not None:
+            request = self._prefixes.place(request, submission.tokens)
         seed = self._seeds() if submission.seed is None else submission.seed
-        return Stream(self, request, Content(submission.tokens, seed))
+        return Stream(self, request, Content(submission.tokens, seed, submission.sampling))

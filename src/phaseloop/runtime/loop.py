@@ -36,6 +36,7 @@ from .mailbox import Mailbox
 from .trace import TraceWriter
 
 Perform: TypeAlias = Callable[[AnyEffect], None]
+Observe: TypeAlias = Callable[[AnyEvent, State, State, Effects], None]  # event, before, after
 
 EXIT_FAULT = 70  # EX_SOFTWARE, as for a lost engine
 
@@ -49,10 +50,12 @@ class Stepper:
         perform: Perform,
         trace: TraceWriter | None = None,
         trace_lost: Callable[[OSError], None] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         """`trace_lost` is told, once, that the trace cannot be written; serving goes on without.
 
-        Without it the OSError ends the run.
+        Without it the OSError ends the run.  `observe` hears of each step before its effects are
+        performed, and decides nothing.
         """
         self.state = state
         self.at_ns = 0  # of the last event
@@ -60,6 +63,7 @@ class Stepper:
         self._perform = perform
         self._trace = trace
         self._trace_lost = trace_lost
+        self._observe = observe
         self._deadline_told = False  # the last event was DeadlineReached
 
     def step(self, event: AnyEvent) -> None:
@@ -76,6 +80,8 @@ class Stepper:
             raise
         self._record(event, before, after, effects)
         self.state = after
+        if self._observe is not None:
+            self._observe(event, before, after, effects)
         for effect in effects:
             if isinstance(effect, LaunchRound):
                 self._before_launch(effect)

@@ -52,5 +52,4 @@ class Performer:
     def _deliver(self, effect: DeliverTokens) -> None:
         for delivery in effect.deliveries:
             choice = (delivery.request_id, delivery.choice)
-            ids = self._worker.tokens(choice, delivery.tokens)
-            self._gateway.deliver(delivery, ids)
+            self._gateway.deliver(delivery, self._worker.generated(choice, delivery.tokens))

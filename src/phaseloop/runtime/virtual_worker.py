@@ -13,17 +13,19 @@ from phaseloop.core.vocabulary import (
 from phaseloop.engine.protocol import Content, Engine, EngineDied, Outcome
 
 from .calls import (
+    NONE_GENERATED,
     Broken,
     Choice,
     Completed,
+    Generated,
+    GeneratedByChoice,
     Lost,
     QuickJob,
     SeatJob,
-    TokensByChoice,
     do_quick,
     event_of,
+    generated,
     run_round,
-    tokens_of,
 )
 from .clock import Ticket, VirtualClock
 
@@ -45,7 +47,7 @@ class VirtualWorker:
         self._engine = engine
         self._clock = clock
         self._flight: Flight | None = None
-        self._tokens: TokensByChoice = {}
+        self._generated: GeneratedByChoice = {}
         self._is_lost = False
 
     def launch(self, launch: LaunchRound) -> None:
@@ -86,8 +88,8 @@ class VirtualWorker:
     def drop(self, drop: DropSaved) -> None:
         self._do(drop)
 
-    def tokens(self, choice: Choice, count: int) -> tuple[int, ...]:
-        return self._tokens.get(choice, ())[:count]
+    def generated(self, choice: Choice, count: int) -> Generated:
+        return self._generated.get(choice, NONE_GENERATED).first(count)
 
     def _do(self, job: QuickJob) -> None:
         if self._is_lost:
@@ -105,7 +107,7 @@ class VirtualWorker:
         if self._is_lost:
             return None
         if isinstance(answer, Completed):
-            self._tokens = tokens_of(answer.launch, answer.outcome)
+            self._generated = generated(answer.launch, answer.outcome)
         return event_of(answer, self._clock.now_ns())
 
     def _lose(self, error: EngineDied) -> None:

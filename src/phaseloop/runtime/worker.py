@@ -28,18 +28,20 @@ from phaseloop.core.vocabulary import (
 from phaseloop.engine.protocol import Content, Engine, EngineDied, Outcome
 
 from .calls import (
+    NONE_GENERATED,
     Answer,
     Choice,
     Completed,
+    Generated,
+    GeneratedByChoice,
     Job,
     Lost,
     SeatJob,
-    TokensByChoice,
     describe,
     do_quick,
     event_of,
+    generated,
     run_round,
-    tokens_of,
 )
 from .clock import Clock
 
@@ -53,8 +55,8 @@ class Worker(Protocol):
     def release(self, release: ReleaseSlot) -> None: ...
     def drop(self, drop: DropSaved) -> None: ...
 
-    def tokens(self, choice: Choice, count: int) -> tuple[int, ...]:
-        """The first `count` ids that the last completed round gave a choice; () if it gave none."""
+    def generated(self, choice: Choice, count: int) -> Generated:
+        """The first `count` tokens that the last completed round gave a choice."""
         ...
 
 
@@ -76,7 +78,7 @@ class ThreadWorker:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._tokens: TokensByChoice = {}
+        self._generated: GeneratedByChoice = {}
         self._is_lost = False
         # A daemon: an engine that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -100,8 +102,8 @@ class ThreadWorker:
         except Exception as error:
             self._report((Lost(f"abort of round {abort.round_id}: {describe(error)}"),))
 
-    def tokens(self, choice: Choice, count: int) -> tuple[int, ...]:
-        return self._tokens.get(choice, ())[:count]
+    def generated(self, choice: Choice, count: int) -> Generated:
+        return self._generated.get(choice, NONE_GENERATED).first(count)
 
     async def close(self) -> None:
         """Let the thread finish what it is at, and wait for its end.
@@ -176,6 +178,6 @@ class ThreadWorker:
             if self._is_lost:
                 return
             if isinstance(answer, Completed):
-                self._tokens = tokens_of(answer.launch, answer.outcome)
+                self._generated = generated(answer.launch, answer.outcome)
             self._is_lost = isinstance(answer, Lost)
             self._post(event_of(answer, self._clock.now_ns()))
