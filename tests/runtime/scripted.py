@@ -1,12 +1,15 @@
 """An engine whose every answer is known beforehand, and worlds to run it in."""
 
 import asyncio
+import itertools
 import random
 import selectors
 from collections.abc import Callable, Coroutine
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+
+from msgspec.structs import replace
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.reduce import reduce
@@ -16,6 +19,7 @@ from phaseloop.core.vocabulary import (
     AnyEffect,
     AnyEvent,
     DropSaved,
+    FinishRequest,
     Lane,
     LaunchRound,
     Policy,
@@ -31,10 +35,13 @@ from phaseloop.core.vocabulary import (
 from phaseloop.engine.protocol import Content, Description, Outcome, Seated, limits_of
 from phaseloop.runtime.clock import AsyncioClock, Callback, VirtualClock
 from phaseloop.runtime.digest import Fingerprint
-from phaseloop.runtime.loop import Stepper, run_virtual
+from phaseloop.runtime.gateway import Call, Gateway, Submission
+from phaseloop.runtime.loop import Stepper, run, run_virtual
 from phaseloop.runtime.mailbox import Mailbox
+from phaseloop.runtime.perform import Performer
 from phaseloop.runtime.trace import Header, Recorded, TraceWriter, open_trace
 from phaseloop.runtime.virtual_worker import VirtualWorker
+from phaseloop.runtime.watch import Watch
 
 MS = 1_000_000
 DESCRIPTION = Description(
@@ -255,6 +262,66 @@ class LoopSchedule:
         passed = self.loop.create_future()
         self.loop.call_at(at_ns / 1e9, passed.set_result, None)
         await passed
+
+
+class Shell:
+    """Everything that a server has between its HTTP side and its engine."""
+
+    def __init__(
+        self,
+        engine: ScriptedEngine | None = None,
+        *,
+        outbox_mark: int = 1024,
+        watched: bool = False,
+        **limits: int,
+    ) -> None:
+        self.engine = engine or ScriptedEngine()
+        self.schedule = LoopSchedule()
+        self.limits = replace(limits_of(self.engine.describe()), **limits)
+        seeds = itertools.count(700)
+        self.gateway = Gateway(
+            self.limits,
+            self.schedule,
+            self.schedule.mailbox,
+            lambda: next(seeds),
+            outbox_mark=outbox_mark,
+        )
+        worker = VirtualWorker(self.engine, self.schedule)
+        performer = Performer(worker, self.gateway)
+        self.finished: list[FinishRequest] = []
+        self.events: list[AnyEvent] = []
+
+        def perform(effect) -> None:
+            if isinstance(effect, FinishRequest):
+                self.finished.append(effect)
+            performer(effect)
+
+        self.watch = Watch(self.gateway)
+        observe = self.watch.observe if watched else None
+        state = initial(self.limits, PRESETS["barrier-fair"])
+        self.stepper = Stepper(state, perform, observe=observe)
+        step = self.stepper.step
+
+        def noted(event: AnyEvent) -> None:
+            self.events.append(event)
+            step(event)
+
+        self.stepper.step = noted
+        self.running = asyncio.create_task(run(self.stepper, self.schedule.mailbox))
+
+    def submit(self, *requests: Request) -> Call:
+        return self.gateway.submit([Submission(request) for request in requests])
+
+    async def shut_down(self) -> None:
+        self.schedule.post(ShutdownRequested(at_ns=self.schedule.now_ns()))
+        self.schedule.post(ShutdownRequested(at_ns=self.schedule.now_ns()))
+        await self.running
+        assert self.gateway._streams == {}, "every stream that was opened has ended"
+        ids = [finish.request_id for finish in self.finished]
+        assert sorted(ids) == sorted(set(ids)), "nobody ends twice"
+
+    def count(self, kind: type[AnyEvent]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
 
 
 T = TypeVar("T")

@@ -5,17 +5,13 @@ read, stall, leave and are cancelled at every moment of a request's life.
 """
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
-from scripted import MS, LoopSchedule, ScriptedEngine, run_virtually
+from scripted import MS, ScriptedEngine, Shell, run_virtually
 
-from phaseloop.core.policy import PRESETS
-from phaseloop.core.state import initial
 from phaseloop.core.vocabulary import (
-    AnyEvent,
     ClientResumed,
     ClientStalled,
     FinishRequest,
@@ -23,68 +19,12 @@ from phaseloop.core.vocabulary import (
     RequestArrived,
     RequestCancelled,
     SeatRequest,
-    ShutdownRequested,
     StopMatched,
 )
-from phaseloop.engine.protocol import Content, limits_of
-from phaseloop.runtime.gateway import Call, Delivered, Ended, Gateway, Stream, Submission
-from phaseloop.runtime.loop import Stepper, run
-from phaseloop.runtime.perform import Performer
-from phaseloop.runtime.virtual_worker import VirtualWorker
+from phaseloop.engine.protocol import Content
+from phaseloop.runtime.gateway import Delivered, Ended, Stream, Submission
 
 PROMPT = Request(0, 100)  # two rounds of a scripted engine
-
-
-class Shell:
-    """Everything that a server has between its HTTP side and its engine."""
-
-    def __init__(
-        self, engine: ScriptedEngine | None = None, *, outbox_mark: int = 1024, **limits: int
-    ) -> None:
-        self.engine = engine or ScriptedEngine()
-        self.schedule = LoopSchedule()
-        self.limits = replace(limits_of(self.engine.describe()), **limits)
-        seeds = itertools.count(700)
-        self.gateway = Gateway(
-            self.limits,
-            self.schedule,
-            self.schedule.mailbox,
-            lambda: next(seeds),
-            outbox_mark=outbox_mark,
-        )
-        worker = VirtualWorker(self.engine, self.schedule)
-        performer = Performer(worker, self.gateway)
-        self.finished: list[FinishRequest] = []
-        self.events: list[AnyEvent] = []
-
-        def perform(effect) -> None:
-            if isinstance(effect, FinishRequest):
-                self.finished.append(effect)
-            performer(effect)
-
-        self.stepper = Stepper(initial(self.limits, PRESETS["barrier-fair"]), perform)
-        step = self.stepper.step
-
-        def noted(event: AnyEvent) -> None:
-            self.events.append(event)
-            step(event)
-
-        self.stepper.step = noted
-        self.running = asyncio.create_task(run(self.stepper, self.schedule.mailbox))
-
-    def submit(self, *requests: Request) -> Call:
-        return self.gateway.submit([Submission(request) for request in requests])
-
-    async def shut_down(self) -> None:
-        self.schedule.post(ShutdownRequested(at_ns=self.schedule.now_ns()))
-        self.schedule.post(ShutdownRequested(at_ns=self.schedule.now_ns()))
-        await self.running
-        assert self.gateway._streams == {}, "every stream that was opened has ended"
-        ids = [finish.request_id for finish in self.finished]
-        assert sorted(ids) == sorted(set(ids)), "nobody ends twice"
-
-    def count(self, kind: type[AnyEvent]) -> int:
-        return sum(isinstance(event, kind) for event in self.events)
 
 
 async def read(stream: Stream) -> list[Delivered | Ended]:
