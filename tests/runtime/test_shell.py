@@ -7,26 +7,17 @@ anything takes.
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
+import pytest
 from scripted import ScriptedEngine, header_for, verify
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.state import initial
-from phaseloop.core.vocabulary import (
-    FinishReason,
-    LaunchRound,
-    Request,
-    ShutdownRequested,
-    Stop,
-)
+from phaseloop.core.vocabulary import FinishReason, LaunchRound, Request, Stop
 from phaseloop.engine.protocol import EngineDied, limits_of
-from phaseloop.runtime.clock import AsyncioClock
-from phaseloop.runtime.gateway import Delivered, Gateway, Stream, Submission
-from phaseloop.runtime.loop import Stepper, run
-from phaseloop.runtime.mailbox import Mailbox
-from phaseloop.runtime.perform import Performer
-from phaseloop.runtime.trace import TraceWriter
-from phaseloop.runtime.worker import ThreadWorker
+from phaseloop.runtime.gateway import Delivered, Stream, Submission
+from phaseloop.runtime.service import Recording, Service
 
 TIMEOUT_S = 10
 Answer = tuple[list[int], FinishReason | None]
@@ -39,23 +30,17 @@ async def read(stream: Stream) -> Answer:
 
 async def serve(engine: ScriptedEngine, path: Path, clients: int) -> tuple[list[Answer], Stop]:
     """Some clients at once, then a shutdown, unless the engine ends before."""
-    clock = AsyncioClock()
-    limits = limits_of(engine.describe())
-    mailbox = Mailbox(clock)
-    gateway = Gateway(limits, clock, mailbox, lambda: 0)
-    worker = ThreadWorker(engine, clock, mailbox.post)
-    state = initial(limits, PRESETS["barrier-fair"])
+    limits, policy = limits_of(engine.describe()), PRESETS["barrier-fair"]
     with path.open("wb") as out:
-        trace = TraceWriter(out, header_for(state), state)
-        stepper = Stepper(state, Performer(worker, gateway), trace)
-        running = asyncio.create_task(run(stepper, mailbox))
-        async with asyncio.timeout(TIMEOUT_S):
-            with gateway.submit([Submission(Request(0, 100))] * clients) as call:
+        recording = Recording(out, header_for(initial(limits, policy)), pytest.fail)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Service(engine, limits, policy, recording=recording) as service,
+        ):
+            with service.gateway.submit([Submission(Request(0, 100))] * clients) as call:
                 answers = await asyncio.gather(*(read(stream) for stream in call.streams))
-            mailbox.post(ShutdownRequested(at_ns=clock.now_ns()))
-            stop = await running
-            await worker.close()
-        stepper.close(stop.reason, stop.exit_code)
+            service.shut_down()
+            stop = await service.ended()
     return answers, stop
 
 
@@ -99,3 +84,52 @@ def test_a_lost_engine_ends_everybody_and_the_server(tmp_path):
     assert [outcome for _, outcome in answers] == ["engine_lost"] * 5
     assert stop == Stop(70, "engine_lost")
     assert verify(path)
+
+
+def test_leaving_ends_everybody_at_once_and_the_trace_in_order(tmp_path):
+    """As when the server around it fails: nobody waits for an answer that will not come."""
+    path, engine = tmp_path / "trace.jsonl", ScriptedEngine(length=10**9)
+
+    async def main() -> list[Answer]:
+        limits, policy = limits_of(engine.describe()), PRESETS["barrier-fair"]
+        with path.open("wb") as out:
+            recording = Recording(out, header_for(initial(limits, policy)), pytest.fail)
+            async with Service(engine, limits, policy, recording=recording) as service:
+                call = service.gateway.submit([Submission(Request(0, 100))] * 3)
+                await anext(call.streams[0])
+            late = service.gateway.submit([Submission(Request(0, 100))])
+            return await asyncio.gather(*(read(s) for s in (*call.streams, *late.streams)))
+
+    outcomes = [outcome for _, outcome in asyncio.run(main())]
+    assert outcomes == ["shutdown"] * 4
+    assert verify(path)
+
+
+def test_a_full_disk_costs_the_trace_and_nothing_else():
+    lost: list[OSError] = []
+
+    async def main(out: BinaryIO) -> list[Answer]:
+        engine = ScriptedEngine()
+        limits, policy = limits_of(engine.describe()), PRESETS["barrier-fair"]
+        recording = Recording(out, header_for(initial(limits, policy)), lost.append)
+        async with Service(engine, limits, policy, recording=recording) as service:
+            with service.gateway.submit([Submission(Request(0, 100))]) as call:
+                return [await read(call.streams[0])]
+
+    with Path("/dev/full").open("wb", buffering=0) as out:
+        answers = asyncio.run(main(out))
+    assert answers == [([0, 1, 2], "stop")]
+    assert [error.strerror for error in lost] == ["No space left on device"]
+
+
+def test_a_change_of_policy_reaches_the_reducer():
+    async def main() -> str:
+        engine = ScriptedEngine()
+        limits = limits_of(engine.describe())
+        async with Service(engine, limits, PRESETS["barrier-fair"]) as service:
+            service.change_policy(PRESETS["quantum"])
+            with service.gateway.submit([Submission(Request(0, 100))]) as call:
+                await read(call.streams[0])
+            return service.state.policy.name
+
+    assert asyncio.run(main()) == "quantum"
