@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # layer -> layers below it that it may use 
     "model": {"ops"},
     "engine": {"core", "model", "ops"},
     "runtime": {"core", "engine", "text"},
-    "http": {"core", "runtime", "text"},
+    "http": {"core", "engine", "runtime", "text"},
     "sim": {"core", "runtime", "engine"},
 }
 CORE_MAY_USE = ("collections.abc", "immutables", "msgspec", "phaseloop.core", "typing")
@@ -86,6 +86,13 @@ def test_imports_go_downwards(path):
         if module.split(".")[0] == "phaseloop":
             prefix = ".".join(module.split(".")[:2])
             assert prefix in allowed, f"{layer} may not import {module}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "http").glob("*.py")), ids=name_of)
+def test_http_knows_engines_by_their_protocol_alone(path):
+    for module in imported(path):
+        if module.startswith("phaseloop.engine."):
+            assert module.split(".")[2] in ("protocol", "settings"), module
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*.py")), ids=name_of)

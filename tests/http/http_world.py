@@ -1,0 +1,96 @@
+"""A whole server without a socket: the application, a service on a scripted engine, a client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from msgspec import Struct
+from scripted import ScriptedEngine
+from starlette.applications import Starlette
+from vocabularies import bpe_tokenizer
+
+from phaseloop.core.policy import PRESETS
+from phaseloop.engine.protocol import Engine, limits_of
+from phaseloop.http.app import create_app
+from phaseloop.http.served import HttpOptions, ModelCard, Served
+from phaseloop.runtime.service import Service
+
+CARD = ModelCard(
+    aliases=("tiny", "small"),
+    path="models/tiny.gguf",
+    size=1_000_000,
+    ftype="Q4_0",
+    architecture="llama",
+    vocab_type=2,
+    n_vocab=526,
+    n_ctx=4096,
+    n_ctx_train=8192,
+    n_embd=64,
+    n_params=2_000_000,
+)
+DEFAULTS = HttpOptions()
+TURNS_MAX = 10_000
+
+
+class World(Struct):
+    app: Starlette
+    client: httpx.AsyncClient
+    service: Service
+    served: Served
+
+
+def client_of(app: Starlette) -> httpx.AsyncClient:
+    """A client that gets to see what a browser would: an exception of the app fails the test."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    return httpx.AsyncClient(transport=transport, base_url="http://server")
+
+
+@asynccontextmanager
+async def started(app: Starlette) -> AsyncIterator[None]:
+    """The application's life as a server lives it: startup, then shutdown."""
+    inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    outbox: asyncio.Queue[Any] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    life = asyncio.create_task(app(scope, inbox.get, outbox.put))
+    inbox.put_nowait({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield
+    finally:
+        inbox.put_nowait({"type": "lifespan.shutdown"})
+        await life
+    assert outbox.get_nowait()["type"] == "lifespan.shutdown.complete"
+
+
+async def until_loaded(app: Starlette) -> Served:
+    for _ in range(TURNS_MAX):
+        served = app.state.serving.served
+        if served is not None:
+            return served
+        await asyncio.sleep(0)
+    raise AssertionError(f"nothing to serve: {app.state.serving.failure}")
+
+
+@asynccontextmanager
+async def world(
+    engine: Engine | None = None,
+    options: HttpOptions = DEFAULTS,
+    policy: str = "barrier-fair",
+    **fields: Any,
+) -> AsyncIterator[World]:
+    """`fields` are those of Served."""
+    engine = engine or ScriptedEngine()
+    limits = fields.pop("limits", limits_of(engine.describe()))
+
+    @asynccontextmanager
+    async def open_served() -> AsyncIterator[Served]:
+        async with Service(engine, limits, PRESETS[policy], seeds=lambda: 7) as service:
+            given = {"tokenizer": bpe_tokenizer(), "model": CARD, "created": 1_700_000_000}
+            yield Served(service=service, **(given | fields))
+
+    app = create_app(options, open_served)
+    async with started(app), client_of(app) as client:
+        served = await until_loaded(app)
+        yield World(app, client, served.service, served)
