@@ -29,7 +29,7 @@ def test_exports_are_written_in_one_go(
     ran = Ran(capsys, trace, "--csv", table, "--perfetto", picture, "--redact", shared)
     assert ran.code == 0
     assert [f"wrote {path}" in ran.out for path in (table, picture, shared)] == [True] * 3
-    assert "nothing else to drop either, so the chain is as it was" in ran.out
+    assert "nor anything else to drop: the chain is as it was" in ran.out
     assert table.read_text().count("\n") == 5
     assert json.loads(picture.read_text())["traceEvents"]
     assert shared.read_bytes() == trace.read_bytes()

@@ -27,6 +27,7 @@ from phaseloop.core.vocabulary import AnyEvent, Candidate, Policy, Request, Shar
 from phaseloop.runtime import trace
 from phaseloop.runtime.digest import core_digest
 from phaseloop.runtime.trace import CheckpointLine, EventLine, Footer, Header, TraceWriter
+from phaseloop.runtime.trace_content import GeneratedLine, PromptLine
 from phaseloop.sim import replay
 from phaseloop.sim.replay_story import Storyteller, story_lines
 
@@ -36,6 +37,8 @@ EVENTS = get_args(AnyEvent)
 RECORDS = (
     Header,
     EventLine,
+    PromptLine,
+    GeneratedLine,
     CheckpointLine,
     Footer,
     *EVENTS,

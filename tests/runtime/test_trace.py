@@ -291,7 +291,7 @@ def set_at(path: str, value: object) -> Callable[[dict], object]:
         (1, "line", "event", "line", "the first line is not one"),
         (1, "limits.slot_count", "two", "limits.slot_count", "expected `int`, got `str`"),
         (1, "policy.share", "greedier", "policy.share", "invalid enum value 'greedier'"),
-        (1, "content", "text", "content", "invalid enum value 'text'"),
+        (1, "content", "bits", "content", "invalid enum value 'bits'"),
         (1, "surplus", 1, "surplus", "contains unknown"),
         (3, "line", "comment", "line", "invalid value 'comment'"),
         (3, "line", "header", None, None),

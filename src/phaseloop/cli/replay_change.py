@@ -95,6 +95,7 @@ def made_trace(
         core=core_digest(),
         policy=scenario.policy,
         limits=scenario.limits,
+        content="counts",
     )
     return TraceWriter(create(args.out, args.trace, files), header, state)
 

@@ -125,12 +125,10 @@ class Exports:
 
 
 def redaction_text(dropped: dict[str, int]) -> str:
-    """The content of a trace is counts: there is no text and no token id to begin with."""
-    held = "a counts trace holds no text and no token ids"
     if not dropped:
-        return f"{held}; nothing else to drop either, so the chain is as it was"
+        return "it held no text and no token ids, nor anything else to drop: the chain is as it was"
     parts = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in dropped.items())
-    return f"{held}; dropped: {parts}; the chain is a new one, over the same decisions"
+    return f"dropped: {parts}; the chain is a new one, over the same decisions"
 
 
 def parse_target_request(text: str) -> int:

@@ -51,6 +51,7 @@ class Submission(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     seed: int | None = None
     sampling: Sampling = GREEDY
+    text: str | None = None  # the prompt as the client sent it, for traces that hold text
 
 
 class Begun(Struct, frozen=True):
@@ -99,9 +100,12 @@ class Stream:
     by the loop's watch (runtime/watch.py), and final once the iteration has ended.
     """
 
-    def __init__(self, gateway: "Gateway", request: Request, content: Content) -> None:
+    def __init__(
+        self, gateway: "Gateway", request: Request, content: Content, text: str | None = None
+    ) -> None:
         self.request = request
         self.content = content
+        self.text = text
         self.outcome: FinishReason | None = None
         self.timing = Timing()
         self._gateway = gateway
@@ -291,4 +295,5 @@ class Gateway:
         if self._prefixes is not None:
             request = self._prefixes.place(request, submission.tokens)
         seed = self._seeds() if submission.seed is None else submission.seed
-        return Stream(self, request, Content(submission.tokens, seed, submission.sampling))
+        content = Content(submission.tokens, seed, submission.sampling)
+        return Stream(self, request, content, submission.text)

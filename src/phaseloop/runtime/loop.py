@@ -37,6 +37,7 @@ from .trace import TraceWriter
 
 Perform: TypeAlias = Callable[[AnyEffect], None]
 Observe: TypeAlias = Callable[[AnyEvent, State, State, Effects], None]  # event, before, after
+Tell: TypeAlias = Callable[[AnyEvent, State], None]  # event, before
 
 EXIT_FAULT = 70  # EX_SOFTWARE, as for a lost engine
 
@@ -51,11 +52,12 @@ class Stepper:
         trace: TraceWriter | None = None,
         trace_lost: Callable[[OSError], None] | None = None,
         observe: Observe | None = None,
+        tell: Tell | None = None,
     ) -> None:
         """`trace_lost` is told, once, that the trace cannot be written; serving goes on without.
 
         Without it the OSError ends the run.  `observe` hears of each step before its effects are
-        performed, and decides nothing.
+        performed, and decides nothing.  `tell` gives the trace what belongs before an event.
         """
         self.state = state
         self.at_ns = 0  # of the last event
@@ -64,6 +66,7 @@ class Stepper:
         self._trace = trace
         self._trace_lost = trace_lost
         self._observe = observe
+        self._tell = tell
         self._deadline_told = False  # the last event was DeadlineReached
 
     def step(self, event: AnyEvent) -> None:
@@ -109,6 +112,8 @@ class Stepper:
     def _record(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
         trace = self._trace
         if trace is not None:
+            if self._tell is not None:
+                self._tell(event, before)
             try:
                 trace.append(event, before, after, effects)
             except OSError as error:

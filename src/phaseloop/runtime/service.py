@@ -20,6 +20,7 @@ from phaseloop.core.vocabulary import Policy, PolicyChanged, ShutdownRequested, 
 from phaseloop.engine.protocol import Description, Engine
 
 from .clock import AsyncioClock, Clock
+from .contents import Contents
 from .gateway import SEED_BITS, Gateway, Prefixes
 from .loop import EXIT_FAULT, Stepper, run
 from .mailbox import Mailbox
@@ -32,7 +33,10 @@ WORKER_CLOSE_S = 1.0  # an engine that does not end within is left behind
 
 
 class Recording(Struct, frozen=True):
-    """Where the trace goes: an open file that the caller closes, and its first line."""
+    """Where the trace goes: an open file that the caller closes, and its first line.
+
+    What the header says of `content` is what gets recorded.
+    """
 
     out: BinaryIO
     header: Header
@@ -58,12 +62,15 @@ class Service:
         self.watch = Watch(self.gateway)
         state = initial(limits, policy)
         self._worker = ThreadWorker(engine, self.clock, self._mailbox.post)
+        trace = recording and TraceWriter(recording.out, recording.header, state)
+        tells = trace is not None and trace.content != "counts"
         self._stepper = Stepper(
             state,
             Performer(self._worker, self.gateway),
-            recording and TraceWriter(recording.out, recording.header, state),
+            trace,
             recording and recording.lost,
             self.watch.observe,
+            Contents(trace, self.gateway, self._worker).tell if trace and tells else None,
         )
         self._running: asyncio.Task[Stop] | None = None
 
@@ -86,6 +93,11 @@ class Service:
     @property
     def description(self) -> Description:
         return self._engine.describe()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will be answered any more, for whatever reason."""
+        return self._running is not None and self._running.done()
 
     async def ended(self) -> Stop:
         """Wait until the reducer has said Stop; raises what ended the loop otherwise."""

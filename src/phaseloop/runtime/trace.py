@@ -8,7 +8,7 @@ again and stops at the first line where today's reducer decides otherwise.
 
     header      the first line.  Format and package version, digest of the reducer's sources, policy
                 and limits (from which the first state follows), engine, digest of the model or
-                null, seed, and what the events contain: `counts` (no text, no token ids).
+                null, seed, content: `counts`, or more in further lines (runtime/trace_content.py).
     event       `seq` counts from 0.  `event` is the tagged record of core/vocabulary.py, `at_ns` is
                 nanoseconds since the server started, never decreasing.  `chain` is the digest of
                 (previous chain, the bytes of `event`, the effects the reducer answered with); the
@@ -51,23 +51,32 @@ a header, an event or a footer breaks it, and a trace stays verifiable when a la
 event a new field with a default.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, Self, TypeAlias, TypeVar
+from typing import BinaryIO, Self, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
 from phaseloop.core.state import Limits, State
-from phaseloop.core.vocabulary import AnyEvent, Effects, Policy
+from phaseloop.core.vocabulary import AnyEvent, Effects, Policy, RequestId
+from phaseloop.engine.protocol import Content
 
 from .digest import Fingerprint, Subtrees, digest_of, encode
+from .trace_content import (
+    LINE_BYTES_MAX,
+    AnyContentLine,
+    ContentChain,
+    GeneratedLine,
+    PromptLine,
+    TokenIds,
+    TraceContent,
+)
+from .trace_decode import Decoded, Malformed, decode
 
 FORMAT = 1
 CHECKPOINT_EVENTS = 256
 FLUSH_BYTES = 1 << 16
-LINE_BYTES_MAX = 1 << 24
 TIME_NS_MAX = (1 << 63) - 1
 
 
@@ -84,7 +93,7 @@ class Header(Line, frozen=True, gc=False, kw_only=True, tag="header"):
     engine: str
     model: str | None = None  # digest of the model file; None for engines without one
     seed: int = 0  # of whatever the engine and the gateway drew
-    content: Literal["counts"] = "counts"
+    content: TraceContent = "counts"
 
 
 class EventLine(Line, frozen=True, gc=False, tag="event"):
@@ -108,7 +117,7 @@ class Footer(Line, frozen=True, gc=False, tag="footer"):
     chain: str
 
 
-AnyLine: TypeAlias = EventLine | CheckpointLine | Footer | Header
+AnyLine: TypeAlias = EventLine | CheckpointLine | Footer | Header | AnyContentLine
 
 
 class Recorded(Struct, frozen=True, gc=False):
@@ -127,7 +136,7 @@ class Checkpoint(Struct, frozen=True, gc=False):
     subtrees: Subtrees
 
 
-Record: TypeAlias = Recorded | Checkpoint | Footer
+Record: TypeAlias = Recorded | Checkpoint | Footer | AnyContentLine
 
 
 class TraceError(Exception):
@@ -151,10 +160,20 @@ class TraceWriter:
         line = header_line(header)
         self.events = 0
         self._out = out
+        self.content: TraceContent = header.content
         self._fingerprint = Fingerprint(line, state)
+        self._contents = ContentChain(line, header.content)
         self._state = state
         self._pending = bytearray(line + b"\n")
         self._checkpoint_at = -1
+
+    def prompt(self, request_id: RequestId, content: Content, text: str | None = None) -> None:
+        """Record what a request asks for, if `content` allows; just before its arrival."""
+        self._pending += self._contents.prompt(request_id, content, text)
+
+    def generated(self, round_id: int, ids: tuple[TokenIds, ...]) -> None:
+        """Record the ids of each lane, if `content` allows; just before the round's completion."""
+        self._pending += self._contents.generated(round_id, ids)
 
     def append(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
         """Record that `event` led from `before` to `after` and was answered with `effects`."""
@@ -219,14 +238,10 @@ class FormatProbe(Struct, frozen=True, gc=False):
     format: int = 0
 
 
-Decoded = TypeVar("Decoded")
-
 format_decoder = msgspec.json.Decoder(FormatProbe)
 header_decoder = msgspec.json.Decoder(Header)
 line_decoder: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 event_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-
-NAMED_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class Reader:
@@ -293,6 +308,7 @@ class Reader:
             raise self._error(what, "format")
         header = self._decode(header_decoder, content, "")
         self._chain = digest_of(content)
+        self._contents = ContentChain(content, header.content)
         return content, header
 
     def _read_record(self, content: bytes) -> Record:
@@ -307,6 +323,8 @@ class Reader:
                 record = self._read_checkpoint(line)
             case Footer():
                 record = self._read_footer(line)
+            case PromptLine() | GeneratedLine():
+                record = self._read_content(line)
             case Header():
                 raise self._error("a second header", "line")
         if encode(line) != content:
@@ -338,6 +356,7 @@ class Reader:
             earlier = "is negative" if at_ns < 0 else f"goes back in time from {self._at_ns} ns"
             what = earlier if at_ns < self._at_ns else "is beyond 2**63 ns"
             raise self._error(f"{at_ns} ns {what}", "event.at_ns")
+        self._check_place(event)
         self._at_ns = at_ns
         self._events += 1
         self._chain = line.chain
@@ -357,28 +376,25 @@ class Reader:
         expected = footer_chain(self._chain, line.reason, line.exit_code, line.events)
         if line.chain != expected:
             raise self._error("does not follow from the lines before it", "chain")
+        self._check_place(None)
         self.footer = line
         return line
+
+    def _read_content(self, line: AnyContentLine) -> AnyContentLine:
+        if (problem := self._contents.problem(line)) is not None:
+            raise self._error(*problem)
+        return line
+
+    def _check_place(self, event: AnyEvent | None) -> None:
+        if (problem := self._contents.misplaced(event)) is not None:
+            raise self._error(problem, "line")
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], content: bytes, at: str) -> Decoded:
         """`at` is the field that `content` is the value of; empty for the whole line."""
         try:
-            return decoder.decode(content)
-        except msgspec.DecodeError as error:
-            field, message = explain_decode_error(str(error))
-            raise self._error(message, ".".join(filter(None, (at, field)))) from None
-        except RecursionError:
-            raise self._error("nested too deeply", at) from None
+            return decode(decoder, content)
+        except Malformed as error:
+            raise self._error(error.message, ".".join(filter(None, (at, error.field)))) from None
 
     def _error(self, message: str, field: str = "", number: int | None = None) -> TraceError:
         return TraceError(self.path, number or self._number, field or None, message)
-
-
-def explain_decode_error(error: str) -> tuple[str, str]:
-    """Split a message of msgspec's into (dotted field or "", what is wrong with it)."""
-    message, _, path = error.partition(" - at `$")
-    field = path.rstrip("`").lstrip(".")
-    if missing := NAMED_FIELD.fullmatch(message):
-        fault, name = missing.groups()
-        return ".".join(filter(None, (field, name))), fault.lower()
-    return field, message if message[1].isupper() else message[0].lower() + message[1:]

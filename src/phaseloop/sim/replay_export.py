@@ -145,13 +145,16 @@ def seconds_text(at_ns: int | None) -> str:
 class Redactor:
     """Writes the trace that it watches again, without what no decision depends on.
 
-    That is the model's digest, the seed, and the free text of engine errors.  Lengths, times,
-    identifiers and which prompts share a beginning stay: decisions follow from them.
+    That is text and token ids, the model's digest, the seed, and the free text of engine errors.
+    Lengths, times, identifiers and which prompts share a beginning stay: decisions follow from
+    them.
     """
 
     def __init__(self, out: BinaryIO, header: Header, state: State) -> None:
-        redacted = replace(header, model=None, seed=0)
+        redacted = replace(header, model=None, seed=0, content="counts")
         self.dropped: dict[str, int] = {}
+        self._note("prompt text", header.content == "text")
+        self._note("token ids, seeds and sampling settings", header.content != "counts")
         self._note("model digest", header.model != redacted.model)
         self._note("seed", header.seed != redacted.seed)
         self._writer = TraceWriter(out, redacted, state)
