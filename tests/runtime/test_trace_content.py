@@ -173,11 +173,7 @@ EDITS = {
     "token": (changing(b"prompt", b"[5,6,7]", b"[5,6,8]"), "chain", "does not follow"),
     "seed": (changing(b"prompt", b"18446744073709551615", b"1"), "chain", "does not follow"),
     "setting": (changing(b"prompt", b'"top_k":40', b'"top_k":41'), "chain", "does not follow"),
-    "unknown": (
-        changing(b"prompt", b'"top_k"', b'"top_q"'),
-        "sampling",
-        "setting top_q is unknown",
-    ),
+    "unknown": (changing(b"prompt", b'"xtc_', b'"xtd_'), "sampling", "xtd_probability is unknown"),
     "type": (
         changing(b"prompt", b'"top_k":40', b'"top_k":"x"'),
         "sampling.top_k",
