@@ -96,7 +96,7 @@ def test_wrong_arguments_are_named(command, capsys, arguments, says):
     [
         ("simulat", "did you mean simulate?"),
         ("reply", "did you mean replay?"),
-        ("xyzzy", "there are simulate, check, replay"),
+        ("xyzzy", f"there are {', '.join(COMMANDS)}"),
     ],
 )
 def test_an_unknown_command_names_the_nearest(capsys, name, says):

@@ -24,6 +24,7 @@ COMMANDS = {  # in the order of the help
     "simulate": "run a workload against a policy in virtual time, and measure it",
     "check": "visit every state of the reducer within bounds, and check every promise",
     "replay": "run a recorded trace again: check it, explain it, export it, change it",
+    "bench": "measure what this machine makes of the engine, or of the server",
 }
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -79,15 +80,20 @@ def dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else None
     if name not in COMMANDS:
         return answer_without_command(arguments)
+    return run_module(name, f"phaseloop {name}", arguments[1:])
+
+
+def run_module(name: str, program: str, arguments: Sequence[str]) -> int:
+    """Load the command `phaseloop.cli.<name>` and run it; `program` is what its help calls it."""
     command = load(name)
     parser = argparse.ArgumentParser(
-        prog=f"phaseloop {name}",
+        prog=program,
         description=command.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
     try:
-        args = parser.parse_args(arguments[1:])
+        args = parser.parse_args(arguments)
     except SystemExit as end:  # argparse has said what is wrong, or has printed the help
         return exit_code_of(end)
     return command.run(args)
