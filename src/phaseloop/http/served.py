@@ -1,7 +1,7 @@
 """What the routes serve, and how the operator wants it served."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
@@ -64,6 +64,11 @@ class Served(Struct, frozen=True):
     began: Callable[[Stream], None] = ignore
     ended: Callable[[Stream], None] = ignore
     created: int = 0  # unix seconds
+    id_seed: int = 0  # of the ids in answers; the same one gives a replay the same ids
+    default_seed: int | None = None  # of requests that state none; None draws one for each
+    context_shift: bool = False  # an answer that fills the context goes on, its beginning dropped
+    prefills: bool = True  # a last message of the assistant is continued unasked
+    template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(BLOCKING_THREADS))
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
