@@ -5,6 +5,7 @@ prompt's last row with the sequence, `sample` draws from them, and decode comput
 and draws its successor; so first tokens are drawn when the reducer says, not when they could be.
 """
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -24,10 +25,13 @@ from phaseloop.core.vocabulary import (
 )
 from phaseloop.ops.interface import Aborted, Backend, BackendError, Span
 
-from .cpu_slot import Saved, Slot
+from .cpu_slot import Saved, Slot, Source
 from .protocol import Content, Description, EngineDied, Outcome, RoundError, Seated
 from .sampler import Draw, Sampled, Sampler
 from .settings import Likelihood
+from .snapshots import MOVE_MIN, Ids, Kept, Snapshots, common_length, is_worth_keeping, packed
+
+log = logging.getLogger(__name__)
 
 
 class Drawn(Struct, frozen=True):
@@ -47,7 +51,8 @@ class ModelEngine:
 
     `reuse_generated`: whether a later prompt may keep what was computed as generated tokens.  Where
     those have other bits than a prompt's, reuse ends before them, or a cached answer could differ
-    from a cold one.
+    from a cold one.  `snapshots`: where state goes that a slot loses and a later prompt may want;
+    without it, nowhere.  `unstable`: as in Description.
     """
 
     def __init__(
@@ -62,7 +67,10 @@ class ModelEngine:
         reuse_generated: bool,
         model_digest: str | None = None,
         page_count: int | None = None,
+        snapshots: Snapshots | None = None,
+        unstable: tuple[str, ...] = (),
     ) -> None:
+        self.snapshots = Snapshots(0) if snapshots is None else snapshots
         self._backend = backend
         self._sampler = sampler
         self._slots = [Slot(region, backend) for region in range(slot_count)]
@@ -81,6 +89,8 @@ class ModelEngine:
             page_length=PAGE_LENGTH,
             can_save=True,
             forks_anywhere=True,
+            reuses_generated=reuse_generated,
+            unstable=unstable,
             model=model_digest,
         )
 
@@ -88,13 +98,18 @@ class ModelEngine:
         return self._description
 
     def seat(self, seat: SeatRequest, content: Content) -> Seated:
+        """Finds the longest prefix, wherever it is: in the slot, in another, or in host RAM."""
         slot = self._slots[seat.slot]
-        keep = 0
-        if seat.reason not in ("sibling", "resume"):
+        here, source = 0, None
+        if content.reuse and seat.reason not in ("sibling", "resume"):
             # The last row is always computed: its logits are wanted.
-            keep = slot.common(content.tokens, max(0, len(content.tokens) - 1))
-        slot.seat(seat.request_id, seat.choice, content, keep)
-        return Seated(keep)
+            prompt = packed(content.tokens)[:-1]
+            here = common_length(slot.kept, prompt)
+            source = self._source_elsewhere(slot, prompt, here)
+        self._keep_what_is_lost(slot, here)
+        keep = here if source is None else 0
+        slot.seat(seat.request_id, seat.choice, content, keep, source)
+        return Seated(keep) if source is None else Seated(len(source.ids), restore=True)
 
     def run(self, launch: LaunchRound) -> Outcome:
         before = [(self._slots[lane.slot], self._slots[lane.slot].length) for lane in launch.lanes]
@@ -124,10 +139,47 @@ class ModelEngine:
                 self._backend.abort()
 
     def release(self, slot: SlotIndex, keep: int, version: int) -> None:
-        self._slots[slot].clear(keep)
+        held = self._slots[slot]
+        if held.request_id is None:  # an idle cache is evicted
+            self._keep_what_is_lost(held, keep)
+        held.clear(keep)
 
     def drop(self, request_id: RequestId, choice: int) -> None:
         self._saved.pop((request_id, choice), None)
+
+    # --- prefixes ---------------------------------------------------------------------------------
+
+    def _source_elsewhere(self, slot: Slot, prompt: Ids, here: int) -> Source | None:
+        """Who holds so much more of a prompt than its slot does that it is worth a round."""
+        holder: Kept | Slot | None = None
+        length = here + MOVE_MIN - 1
+        for other in self._slots:
+            common = common_length(other.kept, prompt)
+            if common > length:
+                holder, length = other, common
+        found = self.snapshots.find(prompt)
+        if found is not None and found.length > length:
+            self.snapshots.touch(found.kept)
+            holder, length = found.kept, found.length
+        return None if holder is None else Source(prompt[:length], holder)
+
+    def _keep_what_is_lost(self, slot: Slot, keep: int) -> None:
+        """Copy an idle slot's state before it is cut to `keep`, if that is worth it."""
+        ids = slot.kept
+        if not is_worth_keeping(len(ids) - keep, len(ids)):
+            return
+        others = (other for other in self._slots if other is not slot)
+        if any(common_length(other.kept, ids) == len(ids) for other in others):
+            return
+        self._keep(slot, ids)
+
+    def _keep(self, slot: Slot, ids: Ids) -> None:
+        count = len(ids)
+        cells_bytes = count * self._backend.position_bytes
+        try:
+            self.snapshots.put(ids, cells_bytes, lambda: self._backend.save(slot.region, count))
+        except MemoryError:
+            log.warning("no memory for a snapshot of %d tokens; lower --cache-ram", count)
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -139,7 +191,7 @@ class ModelEngine:
                 return self._sample(launch.lanes)
             case "fork" | "save" | "restore" | "shift":
                 if launch.reason == "save_idle":
-                    return [refused("this engine keeps no snapshots")] * len(launch.lanes)
+                    return [self._save_idle(lane) for lane in launch.lanes]
                 return [self._move(launch.kind, lane) for lane in launch.lanes]
             case "encode":
                 return [refused("this model gives no embeddings")] * len(launch.lanes)
@@ -236,12 +288,28 @@ class ModelEngine:
         elif kind == "save":
             self._saved[key] = slot.save()
         elif kind == "restore":
-            saved = self._saved.pop(key, None)
-            if saved is None:
-                return refused("nothing was saved of this sequence")
-            slot.restore(saved)
+            return self._restore(slot, key, lane.count)
         else:
             slot.shift(lane.start, lane.count)
+        return NOTHING
+
+    def _save_idle(self, lane: Lane) -> Drawn:
+        slot = self._slots[lane.slot]
+        self._keep(slot, packed(slot.tokens[: min(slot.cold, lane.count)]))
+        return NOTHING
+
+    def _restore(self, slot: Slot, key: tuple[RequestId, int], count: int) -> Drawn:
+        """A sequence that was saved, whole, or a prefix that its seat found elsewhere."""
+        saved = self._saved.pop(key, None)
+        source, slot.source = slot.source, None
+        if saved is not None:
+            slot.restore(saved)
+        elif source is None:
+            return refused("nothing was saved of this sequence")
+        elif source.length() < count:
+            return refused("its prefix has left the slot where it was found")
+        else:
+            slot.bring(source, count)
         return NOTHING
 
 

@@ -13,6 +13,7 @@ from phaseloop.ops.ggml_regions import CacheKind
 
 from .cpu import ModelEngine
 from .sampler import Sampler
+from .snapshots import Snapshots
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -28,6 +29,7 @@ class CpuOptions(Struct, frozen=True):
     cache: CacheKind = "F16"
     attention: AttentionPath = "tiled"
     reuse_generated: bool = False
+    cache_ram_bytes: int = 0  # of prefixes that slots had to give up; 0 keeps none
     page_count: int | None = None
 
 
@@ -36,10 +38,13 @@ def load_cpu_engine(
     sampler: Sampler,
     options: CpuOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    end_tokens: frozenset[int] | None = None,
 ) -> tuple[ModelEngine, Weights]:
     """The engine, and the weights whose metadata describe the tokenizer.
 
-    Raises ModelError for the file, BackendError for what the machine cannot do.
+    `end_tokens` end a text, as the tokenizer knows them; without it, those that the file names by
+    id.  Raises ModelError for the file, BackendError for what the machine cannot do.
     """
     weights = open_weights(path)
     model = load_model(weights)
@@ -62,15 +67,27 @@ def load_cpu_engine(
         slot_count=options.slot_count,
         context_length=context_length,
         batch_tokens=options.batch_tokens,
-        end_tokens=end_tokens(weights, model),
+        end_tokens=named_ends(weights, model) if end_tokens is None else end_tokens,
         reuse_generated=options.reuse_generated or backend.generated_like_prompt,
         model_digest=weights.digest(),
         page_count=options.page_count,
+        snapshots=Snapshots(options.cache_ram_bytes),
+        unstable=unstable(backend, options),
     )
     return engine, weights
 
 
-def end_tokens(weights: Weights, model: Model) -> frozenset[int]:
+def named_ends(weights: Weights, model: Model) -> frozenset[int]:
     keys = [f"tokenizer.ggml.{key}" for key in END_KEYS]
     last = model.dimensions.vocabulary - 1
     return frozenset(weights.count(key, 0, last) for key in keys if key in weights.metadata)
+
+
+def unstable(backend: GgmlBackend, options: CpuOptions) -> tuple[str, ...]:
+    """What P3 cannot be promised for, as Description has it."""
+    reasons = [f"{kind} weights" for kind in backend.unstable_kinds]
+    if options.attention == "fast":
+        reasons.append("fast attention")
+    if options.reuse_generated and not backend.generated_like_prompt:
+        reasons.append("reuse of generated tokens")
+    return tuple(reasons)

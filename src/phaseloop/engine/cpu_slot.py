@@ -11,8 +11,10 @@ from phaseloop.ops.interface import Backend, Region, Snapshot
 
 from .protocol import Content
 from .settings import Sampling
+from .snapshots import Ids, Kept, common_length, packed
 
 Logits = NDArray[np.float32]
+NO_IDS = packed(())
 
 
 class Saved(Struct, frozen=True):
@@ -28,11 +30,26 @@ class Saved(Struct, frozen=True):
     cells: Snapshot
 
 
+class Source(Struct, frozen=True):
+    """Where a seat's prefix is copied from by its restore round."""
+
+    ids: Ids  # the prefix
+    holder: "Kept | Slot"
+
+    def length(self) -> int:
+        """How much of the prefix its holder still has."""
+        held = self.holder.ids if isinstance(self.holder, Kept) else self.holder.kept
+        return common_length(held, self.ids)
+
+
 class Slot:
     """One slot's sequence: its tokens, its KV region, its last logits, its pending token.
 
     `tokens` are those whose keys and values the region holds; the pending token was drawn and
     delivered, and waits for the decode round that computes its keys and values.
+
+    `kept` are the leading tokens that other prompts may find here: what the slot was left with, as
+    far as nothing has overwritten it.
     """
 
     def __init__(self, region: Region, backend: Backend) -> None:
@@ -46,6 +63,8 @@ class Slot:
         self.content = Content()
         self.tokens: list[int] = []
         self.cold = 0  # leading tokens whose state has the bits of a prompt computed afresh
+        self.kept: Ids = NO_IDS
+        self.source: Source | None = None
         self.pending: int | None = None
         self.logits: Logits | None = None
 
@@ -65,19 +84,14 @@ class Slot:
     def length(self) -> int:
         return len(self.tokens)
 
-    def seat(self, request_id: RequestId, choice: int, content: Content, keep: int) -> None:
+    def seat(
+        self, request_id: RequestId, choice: int, content: Content, keep: int, source: Source | None
+    ) -> None:
         """Begin a sequence that finds the first `keep` tokens of its prompt in place."""
         self.truncate(keep)
         self.request_id, self.choice, self.content = request_id, choice, content
+        self.source = source
         self.pending = self.logits = None
-
-    def common(self, prompt: Sequence[int], limit: int) -> int:
-        """How many leading cold tokens the slot shares with a prompt, up to `limit`."""
-        limit = min(limit, self.cold, len(prompt))
-        for index in range(limit):
-            if self.tokens[index] != prompt[index]:
-                return index
-        return limit
 
     def truncate(self, length: int) -> None:
         """Back to the first `length` tokens; the logits of a later row are gone with them."""
@@ -86,6 +100,7 @@ class Slot:
             del self.tokens[length:]
             self.logits = None
         self.cold = min(self.cold, len(self.tokens))
+        self.kept = self.kept[:length]
 
     def clear(self, keep: int) -> None:
         """The sequence is over; its first `keep` tokens stay as a cache."""
@@ -93,6 +108,7 @@ class Slot:
         tokens, cold = self.tokens, self.cold
         self._forget()
         self.tokens, self.cold = tokens, cold
+        self.kept = packed(tokens[:cold])
 
     def append(self, tokens: Sequence[int], *, cold: bool) -> None:
         """The region holds these now, too."""
@@ -106,7 +122,20 @@ class Slot:
         self._backend.copy(parent.region, self.region, count)
         self.tokens = parent.tokens[:count]
         self.cold = min(parent.cold, count)
+        self.kept = NO_IDS
         self.logits = parent.logits if count == parent.length else None
+
+    def bring(self, source: Source, count: int) -> None:
+        """Take the first `count` tokens of a cached prefix."""
+        self._backend.truncate(self.region, 0)
+        if isinstance(source.holder, Kept):
+            self._backend.restore(self.region, source.holder.cells.first(count))
+        else:
+            self._backend.copy(source.holder.region, self.region, count)
+        self.kept = source.ids[:count]
+        self.tokens = self.kept.tolist()
+        self.cold = count
+        self.logits = None
 
     def save(self) -> Saved:
         return Saved(
@@ -126,6 +155,7 @@ class Slot:
         self.request_id, self.choice, self.content = saved.request_id, saved.choice, saved.content
         self.tokens = list(saved.tokens)
         self.cold = saved.cold
+        self.kept = NO_IDS
         self.pending, self.logits = saved.pending, saved.logits
 
     def shift(self, start: int, count: int) -> None:
@@ -133,3 +163,4 @@ class Slot:
         self._backend.shift(self.region, start, count, self.length)
         del self.tokens[start : start + count]
         self.cold = min(self.cold, start)
+        self.kept = self.kept[:start]

@@ -58,6 +58,9 @@ class Description(Struct, frozen=True):
     can_save: bool = False
     shares_pages: bool = False
     forks_anywhere: bool = False
+    reuses_generated: bool = False  # a prompt may find state that was computed as generated tokens
+    # What makes the bits of an answer depend on its company, in words; nothing where P3 holds.
+    unstable: tuple[str, ...] = ()
     model: str | None = None  # digest of the model file
 
 
@@ -67,6 +70,7 @@ class Content(Struct, frozen=True):
     tokens: tuple[int, ...] = ()  # the prompt
     seed: int = 0  # of its sampler, 64 bits
     sampling: Sampling = GREEDY
+    reuse: bool = True  # whether the prompt may find state of earlier ones
 
 
 class Seated(Struct, frozen=True):
@@ -100,8 +104,9 @@ class Engine(Protocol):
         """Make `seat.slot` ready for a sequence and say how much of its prompt it holds already.
 
         Compares the prompt with what the slot, or the snapshot `seat.source`, really holds, keeps
-        the common prefix, shorter than the prompt, and drops the rest.  A child (reason `sibling`)
-        and a saved sequence (`resume`) begin empty: a fork or restore round fills them.
+        the common prefix, shorter than the prompt, and drops the rest; what it finds elsewhere it
+        announces by `restore`.  A child (reason `sibling`) and a saved sequence (`resume`) begin
+        empty: a fork or restore round fills them.
         """
         ...
 

@@ -178,7 +178,10 @@ class Network(Protocol):
 
 
 class Snapshot(Struct, frozen=True):
-    """The first `length` positions of a region, outside it.  Immutable; any region may take it."""
+    """The first `length` positions of a region, outside it.  Immutable; any region may take it.
+
+    The first axis of each part is the position.
+    """
 
     length: int
     parts: tuple[NDArray[np.uint8], ...]
@@ -187,6 +190,10 @@ class Snapshot(Struct, frozen=True):
     def size_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+    def first(self, length: int) -> "Snapshot":
+        """Its first `length` positions, in the same memory."""
+        return Snapshot(length, tuple(part[:length] for part in self.parts))
+
 
 class Backend(Protocol):
     """One loaded network and its KV regions.  One caller at a time, `abort` excepted."""
@@ -194,6 +201,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """Names the backend and all that changes its bits."""
+        ...
+
+    @property
+    def position_bytes(self) -> int:
+        """What one position of one sequence takes in a region or a snapshot."""
         ...
 
     def forward(self, spans: Sequence[Span]) -> Rows:

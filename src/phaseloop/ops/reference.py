@@ -61,6 +61,10 @@ class ReferenceBackend:
         self._values = np.zeros((layers, region_count, capacity, heads, dimensions.value_length))
         self._is_aborted = False
 
+    @property
+    def position_bytes(self) -> int:
+        return (self._keys[:, 0, 0].size + self._values[:, 0, 0].size) * self._keys.itemsize
+
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._region_count, self._capacity)
         ops = ReferenceOps(self._weights, self._keys, self._values, spans)
@@ -83,13 +87,12 @@ class ReferenceBackend:
         self.restore(target, self.save(source, length))
 
     def save(self, region: Region, length: int) -> Snapshot:
-        parts = self._keys[:, region, :length], self._values[:, region, :length]
+        parts = [plane[region, :length] for plane in (*self._keys, *self._values)]
         return Snapshot(length, tuple(part.copy().view(np.uint8) for part in parts))
 
     def restore(self, region: Region, snapshot: Snapshot) -> None:
-        keys, values = (part.view(np.float64) for part in snapshot.parts)
-        self._keys[:, region, : snapshot.length] = keys
-        self._values[:, region, : snapshot.length] = values
+        for plane, part in zip((*self._keys, *self._values), snapshot.parts, strict=True):
+            plane[region, : snapshot.length] = part.view(np.float64)
 
     def shift(self, region: Region, start: int, count: int, length: int) -> None:
         moved = slice(start + count, length)
