@@ -1,0 +1,285 @@
+"""What `phaseloop serve` was told, with its defaults, and what does not go together.
+
+The defaults are llama-server's where it has the flag.
+"""
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from phaseloop.core.policy import DEFAULT, MS, PRESETS
+from phaseloop.core.state import Limits
+from phaseloop.core.vocabulary import Policy
+from phaseloop.engine.settings import SAMPLERS, SamplerName, Sampling
+
+from .errors import UserError
+from .flags import Group, Parsed, Reader, nearest
+from .flags_foreign import FOREIGN
+from .flags_serve import USED
+from .simulate_options import POLICY_OPTIONS, adjusted
+
+SLOTS_AUTO = 4
+ROUND_MS_CPU = 500
+BREAKERS = ("\n", ":", '"', "*")
+LETTERS: dict[str, SamplerName] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}
+OTHER_NAMES: dict[str, SamplerName] = {  # that llama-server takes, too
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "typical-p": "typ_p",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typ": "typ_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+    "top-n-sigma": "top_n_sigma",
+}
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields are those of the flags (cli/flags_serve.py).  None: left to whoever uses it."""
+
+    model: str | None = None
+    hf_repo: str | None = None
+    hf_file: str | None = None
+    hf_token: str | None = None
+    offline: bool = False
+    alias: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    sim: str | None = None
+    sim_speed: float = 1.0
+
+    context: int = 0
+    slots: int = -1
+    batch: int = 2048
+    ubatch: int = 512
+    threads: int = -1
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    fast_attention: bool = False
+    reuse_generated: bool = False
+    cache_ram: int = 8192
+    slot_prompt_similarity: float = 0.1
+
+    policy: str | None = None
+    tg_quantum_ms: int | None = None
+    pp_quantum_ms: int | None = None
+    seat_quantum_ms: int | None = None
+    linger_ms: int | None = None
+    serial_order: str | None = None
+    max_round_ms: int | None = None
+    phase_control: bool = False
+    cont_batching: bool = True
+
+    max_queued: int = 1024
+    max_queue_ms: int = 0
+    output_reserve: int = 512
+    client_stall_ms: int = 30_000
+    shutdown_grace_s: float = 3.0
+
+    predict: int = -1
+    seed: int = -1
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breaker: tuple[str, ...] = BREAKERS
+    samplers: str | None = None
+    sampler_seq: str | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+
+    chat_template: str | None = None
+    chat_template_file: str | None = None
+    template_variables: dict[str, object] = {}
+    cache_prompt: bool = True
+    context_shift: bool = False
+    keep: int = 0
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    reuse_port: bool = False
+    api_prefix: str = ""
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    cors_origins: str = "*"
+    timeout: int = 3600
+    sse_ping_interval: int = 30
+    metrics: bool = False
+    show_slots: bool = True
+    props: bool = False
+    supervise: bool = False
+
+    trace: str | None = None
+    trace_content: str = "counts"
+    log_file: str | None = None
+    log_format: str = "auto"
+    log_json: bool = False
+    log_colors: str = "auto"
+    log_disable: bool = False
+    verbose: bool = False
+    verbosity: str = "3"
+
+    @property
+    def slot_count(self) -> int | None:
+        """As stated; None where it is left to phaseloop."""
+        return None if self.slots == -1 else self.slots
+
+
+def read_settings(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings, and what to warn about.  Raises UserError."""
+    parsed = Reader((*USED, Group("", FOREIGN)), environment).read(arguments)
+    settings = msgspec.convert(parsed.values, Settings)
+    check(settings, parsed)
+    return settings, parsed.warnings
+
+
+def check(settings: Settings, parsed: Parsed) -> None:
+    """No setting is silently without effect, and none is noticed too late."""
+    named = [settings.model, settings.hf_repo, settings.sim]
+    if not any(named):
+        raise UserError("no model: name one with -m FILE, -hf ORG/REPO, or pretend with --sim")
+    if settings.sim is not None and (settings.model or settings.hf_repo):
+        raise UserError("--sim goes without a model (-m, -hf)")
+    if settings.hf_file is not None and settings.hf_repo is None:
+        raise UserError("--hf-file goes with -hf ORG/REPO")
+    if settings.sim is None and "--sim-speed" in parsed.given:
+        raise UserError("--sim-speed goes with --sim")
+    if settings.slots == 0:
+        raise UserError("-np 0: one slot is the least; -1 leaves it to phaseloop")
+    if settings.trace is None and "--trace-content" in parsed.given:
+        raise UserError("--trace-content goes with --trace FILE")
+    if settings.chat_template is not None and settings.chat_template_file is not None:
+        raise UserError("--chat-template goes without --chat-template-file")
+    if settings.ubatch > settings.batch and "--ubatch-size" in parsed.given:
+        raise UserError(f"-ub {settings.ubatch} is above -b {settings.batch}; lower it")
+    policy_of(settings)
+    sampling_of(settings)
+
+
+# --- what the settings make -----------------------------------------------------------------------
+
+
+def policy_of(settings: Settings) -> Policy:
+    if not settings.cont_batching:
+        if settings.policy not in (None, "no-cont-batching"):
+            raise UserError(f"-nocb is a policy of its own, it goes without {settings.policy}")
+        name = "no-cont-batching"
+    else:
+        name = settings.policy or DEFAULT
+    args = Namespace(**{field: getattr(settings, field) for field in POLICY_OPTIONS})
+    for field, names in POLICY_OPTIONS.items():
+        if getattr(settings, field) is not None and name not in names:
+            flag = f"--{field.replace('_', '-')}"
+            raise UserError(f"{flag} is for {', '.join(names)}, not for {name}")
+    return adjusted(PRESETS[name], args)
+
+
+def limited(limits: Limits, settings: Settings, *, round_ms: int = ROUND_MS_CPU) -> Limits:
+    """The engine's limits with the operator's; `round_ms` where these do not say."""
+    if settings.max_round_ms is not None:
+        round_ms = settings.max_round_ms
+    return replace(
+        limits,
+        queue_length_max=settings.max_queued,
+        output_reserve=settings.output_reserve,
+        round_ns_max=round_ms * MS,
+        client_stall_ns=settings.client_stall_ms * MS,
+        shutdown_grace_ns=round(settings.shutdown_grace_s * 1000) * MS,
+    )
+
+
+def sampling_of(settings: Settings) -> Sampling:
+    """Without what needs the tokenizer: breakers, and the tokens that --ignore-eos rules out."""
+    values = asdict(settings)
+    same = {name: values[name] for name in Sampling.__struct_fields__ if name in SAME_FIELDS}
+    return Sampling(**same, samplers=samplers_of(settings), logit_bias=settings.logit_bias)
+
+
+SAME_FIELDS = (set(Sampling.__struct_fields__) & set(Settings.__struct_fields__)) - {
+    "samplers",
+    "logit_bias",
+}
+
+
+def samplers_of(settings: Settings) -> tuple[SamplerName, ...]:
+    if settings.samplers is not None and settings.sampler_seq is not None:
+        raise UserError("--samplers and --sampler-seq say the same; give one")
+    if settings.sampler_seq is not None:
+        return tuple(letter(one) for one in settings.sampler_seq)
+    if settings.samplers is not None:
+        return tuple(sampler(one) for one in settings.samplers.split(";") if one)
+    return SAMPLERS
+
+
+def letter(one: str) -> SamplerName:
+    if one not in LETTERS:
+        raise UserError(f"--sampler-seq {one!r}: possible are {', '.join(LETTERS)}")
+    return LETTERS[one]
+
+
+def sampler(name: str) -> SamplerName:
+    found = OTHER_NAMES.get(name, name)
+    for known in SAMPLERS:
+        if found == known:
+            return known
+    hint = nearest(name, SAMPLERS)
+    raise UserError(f"--samplers {name!r}: possible are {', '.join(SAMPLERS)}{hint}")
+
+
+def api_keys_of(settings: Settings) -> tuple[str, ...]:
+    """Those of the flag and those of the file.  Raises UserError."""
+    if settings.api_key_file is None:
+        return settings.api_key
+    path = settings.api_key_file
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"--api-key-file {path}: {reason}") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise UserError(f"--api-key-file {path}: holds no key; the API would be open to all")
+    return settings.api_key + keys
+
+
+def threads_of(settings: Settings) -> int:
+    """One per core that this process may use, unless stated."""
+    if settings.threads > 0:
+        return settings.threads
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def queue_wait_ns(settings: Settings) -> int | None:
+    return settings.max_queue_ms * MS or None
