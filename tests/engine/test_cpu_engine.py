@@ -36,7 +36,7 @@ from phaseloop.core.vocabulary import (
 )
 from phaseloop.engine.cpu_load import CpuOptions, load_cpu_engine
 from phaseloop.engine.protocol import Content, RoundError, limits_of
-from phaseloop.engine.sampler import Greedy
+from phaseloop.engine.sampling import ChainSampler
 
 RANDOM = np.random.default_rng(11)
 PROMPTS = {
@@ -48,10 +48,11 @@ PROMPTS = {
 OUTPUTS = 12
 
 
-class Recorder(Greedy):
-    """Greedy, and keeps every row it saw, by request."""
+class Recorder(ChainSampler):
+    """Keeps every row it saw, by request."""
 
     def __init__(self):
+        super().__init__()
         self.rows = {}
         self.fails = False
 

@@ -1,4 +1,4 @@
-"""How an engine turns logits into tokens: the protocol, and the sampler that needs no settings."""
+"""How an engine turns logits into tokens: the protocol.  sampling.py has the sampler."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -24,20 +24,17 @@ class Draw(Struct, frozen=True):
 
 
 class Sampled(Struct, frozen=True):
-    """A drawn token; None where the logits allow none: all are minus infinity, or one is NaN."""
+    """A drawn token; None where there can be none.
+
+    So it is where the logits and the biases rule out every token, or the row is broken: it has a
+    NaN, or plus infinity.
+    """
 
     token: int | None
-    likelihood: Likelihood | None = None  # if the request asked for it
+    likelihood: Likelihood | None = None  # if n_probs asked for it
 
 
 class Sampler(Protocol):
     def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled]:
         """One token per row of logits [rows, vocabulary].  Rows must not know of each other."""
         ...
-
-
-class Greedy:
-    """The likeliest token; of equals, the one with the lowest id."""
-
-    def sample(self, logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled]:
-        return [Sampled(token) for token in logits.argmax(axis=1).tolist()]
