@@ -15,7 +15,7 @@ posting an event and without awaiting: also while the task that reads it is bein
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +38,7 @@ from phaseloop.engine.settings import GREEDY, Likelihood, Sampling
 from .calls import Generated
 from .clock import Clock
 from .mailbox import Mailbox
+from .prefixes import Prefixes
 from .timing import Timing
 
 OUTBOX_MARK = 1024  # tokens
@@ -83,14 +84,6 @@ class Ended(Struct, frozen=True):
 
 Item: TypeAlias = Begun | Progress | Delivered | Ended
 PROGRESS = Progress()
-
-
-class Prefixes(Protocol):
-    """Knows what the engine still holds of earlier prompts (runtime/prefixes.py)."""
-
-    def place(self, request: Request, tokens: tuple[int, ...]) -> Request:
-        """The request with its `candidates` and `shared` filled in."""
-        ...
 
 
 class Stream:
@@ -274,6 +267,8 @@ class Gateway:
     def deliver(self, delivery: Delivery, generated: Generated) -> None:
         stream = self._streams[delivery.request_id]
         ids, likelihoods = generated.ids, generated.likelihoods
+        if self._prefixes is not None:
+            self._prefixes.deliver(delivery, ids)
         stream.put(Delivered(delivery.choice, delivery.tokens, ids, likelihoods))
 
     def finish_choice(self, request_id: RequestId, choice: int, reason: FinishReason) -> None:
@@ -292,8 +287,9 @@ class Gateway:
     def _stream(self, submission: Submission) -> Stream:
         request = replace(submission.request, request_id=self._request_id_next)
         self._request_id_next += 1
-        if self._prefixes is not None:
+        if self._prefixes is not None and self._closed_for is None:
             request = self._prefixes.place(request, submission.tokens)
         seed = self._seeds() if submission.seed is None else submission.seed
-        content = Content(submission.tokens, seed, submission.sampling)
+        reuse = request.keep_cache  # who leaves nothing to others takes nothing of them
+        content = Content(submission.tokens, seed, submission.sampling, reuse)
         return Stream(self, request, content, submission.text)

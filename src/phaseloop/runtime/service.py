@@ -16,15 +16,23 @@ from typing import BinaryIO, Self
 from msgspec import Struct
 
 from phaseloop.core.state import Limits, State, initial
-from phaseloop.core.vocabulary import Policy, PolicyChanged, ShutdownRequested, Stop
+from phaseloop.core.vocabulary import (
+    AnyEvent,
+    Effects,
+    Policy,
+    PolicyChanged,
+    ShutdownRequested,
+    Stop,
+)
 from phaseloop.engine.protocol import Description, Engine
 
 from .clock import AsyncioClock, Clock
 from .contents import Contents
-from .gateway import SEED_BITS, Gateway, Prefixes
+from .gateway import SEED_BITS, Gateway
 from .loop import EXIT_FAULT, Stepper, run
 from .mailbox import Mailbox
 from .perform import Performer
+from .prefixes import Prefixes
 from .trace import Header, TraceWriter
 from .watch import Watch
 from .worker import ThreadWorker
@@ -60,6 +68,7 @@ class Service:
         self._mailbox = Mailbox(self.clock)
         self.gateway = Gateway(limits, self.clock, self._mailbox, seeds, prefixes=prefixes)
         self.watch = Watch(self.gateway)
+        self._prefixes = prefixes
         state = initial(limits, policy)
         self._worker = ThreadWorker(engine, self.clock, self._mailbox.post)
         trace = recording and TraceWriter(recording.out, recording.header, state)
@@ -69,7 +78,7 @@ class Service:
             Performer(self._worker, self.gateway),
             trace,
             recording and recording.lost,
-            self.watch.observe,
+            self._observe,
             Contents(trace, self.gateway, self._worker).tell if trace and tells else None,
         )
         self._running: asyncio.Task[Stop] | None = None
@@ -111,6 +120,11 @@ class Service:
     def change_policy(self, policy: Policy) -> None:
         """Applied at the next moment without a round in flight (R15)."""
         self._mailbox.post(PolicyChanged(at_ns=self.clock.now_ns(), policy=policy))
+
+    def _observe(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
+        self.watch.observe(event, before, after, effects)
+        if self._prefixes is not None:
+            self._prefixes.observe(event, before, after, effects)
 
     async def _run(self) -> Stop:
         """However the loop ends, nobody waits for an answer and the trace gets its footer."""
