@@ -41,7 +41,10 @@ CORE_MAY_USE = ("collections.abc", "immutables", "msgspec", "phaseloop.core", "t
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 400
 FILE_BYTES_MAX = 1 << 20
-LAZY = {Path("cli/main.py")}  # loads the command that was asked for, and no other
+LAZY = {
+    Path("cli/main.py"),  # loads the command that was asked for, and no other
+    Path("cli/replay.py"),  # loads the engine, which is an extra, if that was asked for
+}
 
 
 def name_of(path: Path) -> str:

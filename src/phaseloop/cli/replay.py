@@ -1,8 +1,11 @@
 """`phaseloop replay`: run a recorded trace again; check it, explain it, export it, change it."""
 
+import importlib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol, cast
 
 from phaseloop.runtime.trace import TraceError, open_trace
 from phaseloop.sim.replay import EXIT_DIVERGED, EXIT_OK, EXIT_UNREADABLE, Fold
@@ -52,7 +55,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--inject", metavar="FAULTS", help="cancel@SEQ:req:ID,fail@SEQ,slow=3x@SEQ,lost@SEQ"
     )
     change.add_argument("--shrink", action="store_true", help="to the least that shows --predicate")
-    change.add_argument("--engine", action="store_true", help="run the model again as well")
+    change.add_argument(
+        "--engine", action="store_true", help="run the recorded rounds again on --model"
+    )
+    other.add_argument("-m", "--model", type=Path, metavar="FILE", help="of a trace of ids: a GGUF")
+    other.add_argument("-t", "--threads", type=int, metavar="N", help="of --engine (all CPUs)")
     other.add_argument("--predicate", metavar="TEXT", help="'gap_max_ms > 500 and failed == 0'")
     other.add_argument("--tries", type=int, metavar="N", help="runs that --shrink may make (2000)")
     other.add_argument("--cost", metavar="NAME", help="engine, or its file, to take durations from")
@@ -80,7 +87,7 @@ def run(args: Namespace) -> int:
 def replay(args: Namespace) -> int:
     check_options(args)
     if args.engine:
-        return refuse_engine(args)
+        return engine_module().run_engine(args)
     if args.speed is not None or args.follow:
         return play(args)
     if args.step or args.back:
@@ -114,23 +121,36 @@ def check_options(args: Namespace) -> None:
             others.append("json")
         if others:
             raise UserError(f"{option(first)} goes without {', '.join(map(option, others))}")
-    needs = {"out": CHANGES, "cost": CHANGES, "predicate": ("shrink",), "tries": ("shrink",)}
+    needs = {
+        "out": CHANGES,
+        "cost": CHANGES,
+        "predicate": ("shrink",),
+        "tries": ("shrink",),
+        "model": ("engine",),
+        "threads": ("engine",),
+    }
     for name, wanted in needs.items():
         if name in given and not any(one in given for one in wanted):
             raise UserError(f"{option(name)} goes with {' or '.join(map(option, wanted))}")
+    if args.threads is not None and args.threads < 1:
+        raise UserError(f"--threads {args.threads}: must be at least 1")
 
 
 def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def refuse_engine(args: Namespace) -> int:
-    with open_trace(args.trace) as reader:
-        content = reader.header.content
-    raise UserError(
-        f"--engine: {args.trace} holds {content}, no token ids, so there is nothing to run a model "
-        "on; what it holds, the decisions, is replayed without --engine"
-    )
+class EngineModule(Protocol):
+    run_engine: Callable[[Namespace], int]
+
+
+def engine_module() -> EngineModule:
+    """Imported only when it is asked for, as it needs the extra `cpu`."""
+    try:
+        return cast(EngineModule, importlib.import_module("phaseloop.cli.replay_engine"))
+    except ImportError as error:
+        remedy = "install phaseloop with its extra cpu"
+        raise UserError(f"--engine: {error.name} is missing; {remedy}") from None
 
 
 def step_by_hand(args: Namespace) -> int:

@@ -10,7 +10,7 @@ each event for itself.  Without `force` the fold runs on, in silence, to the nex
 only there does the file say which part of the state differs, and stops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from phaseloop.core.transitions import check_step
 from phaseloop.core.vocabulary import AnyEvent, Effects
 from phaseloop.runtime.digest import Fingerprint, Subtrees, core_digest, encode
 from phaseloop.runtime.trace import Checkpoint, Footer, Reader, Recorded, TraceError
+from phaseloop.runtime.trace_content import AnyContentLine
 
 EXIT_OK, EXIT_DIVERGED, EXIT_UNREADABLE, EXIT_OTHER_SOURCES = 0, 1, 2, 3
 
@@ -95,11 +96,17 @@ class Fold:
     """Iterates the steps of a trace once.
 
     `force` goes on past divergences; `twice` takes every step two times and compares; `check` holds
-    every step against the invariants.
+    every step against the invariants.  `tell` is shown the lines that hold prompts and ids.
     """
 
     def __init__(
-        self, reader: Reader, *, force: bool = False, twice: bool = False, check: bool = False
+        self,
+        reader: Reader,
+        *,
+        force: bool = False,
+        twice: bool = False,
+        check: bool = False,
+        tell: Callable[[AnyContentLine], None] = lambda line: None,
     ) -> None:
         """Raises TraceError where the header's limits are out of range."""
         check_limits(reader.path, reader.header.limits)
@@ -112,7 +119,7 @@ class Fold:
         self.events = 0
         self.at_ns = 0
         self._force, self._careful = force, twice or check
-        self._twice, self._check = twice, check
+        self._twice, self._check, self._tell = twice, check, tell
         self._state_notes: list[str] = []
         self._fault: str | None = None
         self._is_whole = False
@@ -143,6 +150,8 @@ class Fold:
                 self._compare(line, record)
                 if self.divergence is not None and not self._force:
                     return
+            elif not isinstance(record, Footer):
+                self._tell(record)
         self._is_whole = True
 
     def verdict(self) -> Verdict:
