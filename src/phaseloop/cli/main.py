@@ -21,6 +21,7 @@ from phaseloop import __version__
 from .errors import EXIT_USAGE, UserError
 
 COMMANDS = {  # in the order of the help
+    "pull": "fetch a model into the cache, or list what is there",
     "simulate": "run a workload against a policy in virtual time, and measure it",
     "check": "visit every state of the reducer within bounds, and check every promise",
     "replay": "run a recorded trace again: check it, explain it, export it, change it",
