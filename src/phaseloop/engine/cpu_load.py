@@ -47,7 +47,19 @@ def load_cpu_engine(
     id.  Raises ModelError for the file, BackendError for what the machine cannot do.
     """
     weights = open_weights(path)
-    model = load_model(weights)
+    engine = engine_over(weights, load_model(weights), sampler, options, progress, end_tokens)
+    return engine, weights
+
+
+def engine_over(
+    weights: Weights,
+    model: Model,
+    sampler: Sampler,
+    options: CpuOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    end_tokens: frozenset[int] | None = None,
+) -> ModelEngine:
+    """As load_cpu_engine, for whoever has looked at the weights before."""
     weights.check_values(progress)
     context_length = options.context_length or model.context_length
     backend = GgmlBackend(
@@ -61,7 +73,7 @@ def load_cpu_engine(
         attention=options.attention,
         ubatch=options.ubatch_tokens,
     )
-    engine = ModelEngine(
+    return ModelEngine(
         backend,
         sampler,
         slot_count=options.slot_count,
@@ -74,7 +86,6 @@ def load_cpu_engine(
         snapshots=Snapshots(options.cache_ram_bytes),
         unstable=unstable(backend, options),
     )
-    return engine, weights
 
 
 def named_ends(weights: Weights, model: Model) -> frozenset[int]:
