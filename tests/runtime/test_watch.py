@@ -3,11 +3,20 @@
 Method: the shell in virtual time with rounds of one millisecond, so that each span is arithmetic.
 """
 
-from scripted import MS, Shell, run_virtually
+from msgspec.structs import replace
+from scripted import DESCRIPTION, MS, Shell, run_virtually
 
-from phaseloop.core.vocabulary import Request
-from phaseloop.runtime.gateway import Begun, Delivered, Ended, Progress
+from phaseloop.core.policy import PRESETS
+from phaseloop.core.state import Flight, Pending, Role, Sequence, initial
+from phaseloop.core.vocabulary import Failed, Lane, Produced, Request, RoundCompleted
+from phaseloop.engine.protocol import limits_of
+from phaseloop.runtime.clock import VirtualClock
+from phaseloop.runtime.gateway import Begun, Delivered, Ended, Gateway, Progress
+from phaseloop.runtime.mailbox import Mailbox
 from phaseloop.runtime.timing import Timing
+from phaseloop.runtime.watch import Watch
+
+ROLES: tuple[Role, ...] = ("generating", "prefilling")
 
 
 async def read(stream) -> list[type]:
@@ -95,3 +104,50 @@ def test_choices_share_one_prompt_and_are_timed_from_its_end():
         "queue": 0, "prefill": 1, "prefill_work": 2, "barrier": 1, "decode": 4, "decode_work": 4
     }  # fmt: skip
     assert counters.prompt_tokens == 50
+
+
+def test_drafts_are_counted_as_they_are_verified():
+    """A round of two lanes with three drafts each: of one lane two are accepted, of the other none.
+
+    A third lane had no drafts, and a fourth failed: these say nothing about the drafts' quality.
+    """
+    state = initial(limits_of(DESCRIPTION), PRESETS["barrier-fair"])
+    lanes = tuple(Lane(slot, slot, 0, 8, 1 if slot == 2 else 4, 4) for slot in range(4))
+    before = replace(state, slots=(None,) * 4, flight=Flight(7, "decode", lanes))
+    results = (Produced(3), Produced(1), Produced(1), Failed("a bad row"))
+    watch = Watch(Gateway(state.limits, VirtualClock(), Mailbox(VirtualClock()), lambda: 0))
+    event = RoundCompleted(at_ns=0, round_id=7, results=results, duration_ns=MS)
+    watch.observe(event, before, before, ())
+    counters = watch.counters
+    assert (counters.drafts, counters.drafted_tokens, counters.accepted_tokens) == (2, 6, 2)
+
+
+def test_a_mixed_round_spends_its_time_on_both():
+    state = initial(limits_of(DESCRIPTION), PRESETS["mixed"])
+    lanes = (Lane(0, 0, 0, 9, 1, 1), Lane(1, 1, 0, 0, 60, 0))
+    arrived = [Pending(Request(n, length), 0) for n, length in enumerate((8, 100))]
+    seats = tuple(seated(one, role) for one, role in zip(arrived, ROLES, strict=True))
+    before = replace(state, slots=seats, flight=Flight(7, "mixed", lanes))
+    watch = Watch(Gateway(state.limits, VirtualClock(), Mailbox(VirtualClock()), lambda: 0))
+    event = RoundCompleted(at_ns=0, round_id=7, results=(Produced(1), Produced()), duration_ns=MS)
+    watch.observe(event, before, before, ())
+    counters = watch.counters
+    assert (counters.prefill_ns, counters.decode_ns) == (MS, MS)
+    assert (counters.prompt_tokens, counters.decode_lanes, counters.mixed_rounds) == (60, 1, 1)
+
+
+def seated(pending: Pending, role: Role) -> Sequence:
+    return Sequence(
+        pending.request,
+        choice=0,
+        ticket=0,
+        arrived_ns=0,
+        seated_ns=0,
+        group=(0, "completion"),
+        role=role,
+        length=9 if role == "generating" else 0,
+        cached=0,
+        produced=1 if role == "generating" else 0,
+        output_limit=None,
+        pages=1,
+    )

@@ -16,6 +16,7 @@ from phaseloop.core.vocabulary import (
     FinishRequest,
     Lane,
     LaunchRound,
+    Produced,
     RequestArrived,
     RequestSeated,
     RoundCompleted,
@@ -29,7 +30,7 @@ BEGUN = Begun()
 
 
 class Counters(Struct):
-    """Since the server started.  `_ns` are sums of rounds' durations."""
+    """Since the server started.  `_ns` are sums of rounds' durations; a mixed round is in both."""
 
     prompt_tokens: int = 0  # computed
     prompt_tokens_cached: int = 0  # found instead
@@ -42,6 +43,7 @@ class Counters(Struct):
     mixed_rounds: int = 0
     phase_changes: int = 0
     tokens_max: int = 0  # of one sequence, prompt and answer
+    drafts: int = 0  # lanes that had drafts to verify
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     ends: dict[FinishReason, int] = {}
@@ -147,12 +149,22 @@ class Watch:
             counters.prefill_rounds += 1
             counters.prefill_ns += event.duration_ns
             counters.prompt_tokens += sum(lane.count for lane in prompt_lanes)
-        elif kind in ("sample", "decode"):
+        if kind in ("sample", "decode", "mixed"):
             counters.decode_ns += event.duration_ns
         if kind in ("decode", "mixed"):
             counters.decode_rounds += 1
             counters.decode_lanes += len(flight.lanes) - len(prompt_lanes)
             counters.mixed_rounds += kind == "mixed"
+        if kind == "decode":
+            self._count_drafts(event, flight)
+
+    def _count_drafts(self, event: RoundCompleted, flight: Flight) -> None:
+        counters = self.counters
+        for lane, result in zip(flight.lanes, event.results, strict=False):
+            if lane.count > 1 and isinstance(result, Produced):
+                counters.drafts += 1
+                counters.drafted_tokens += lane.count - 1
+                counters.accepted_tokens += max(0, result.tokens - 1)
 
 
 def is_prompt_lane(state: State, kind: RoundKind, lane: Lane) -> bool:
