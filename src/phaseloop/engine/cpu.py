@@ -81,7 +81,7 @@ class ModelEngine:
         self._abort_lock = threading.Lock()  # an abort must not reach the round after its own
         pages = slot_count * -(-context_length // PAGE_LENGTH)
         self._description = Description(
-            name=backend.name,
+            name=backend.name + ("-reuse" if reuse_generated else ""),
             slot_count=slot_count,
             batch_tokens=batch_tokens,
             context_length=context_length,
@@ -304,12 +304,14 @@ class ModelEngine:
         source, slot.source = slot.source, None
         if saved is not None:
             slot.restore(saved)
-        elif source is None:
+            return NOTHING
+        if source is None:
             return refused("nothing was saved of this sequence")
-        elif source.length() < count:
+        if source.length() < count:  # its slot was taken meanwhile, which may have left a snapshot
+            source = self._source_elsewhere(slot, source.ids, 0)
+        if source is None or len(source.ids) < count:
             return refused("its prefix has left the slot where it was found")
-        else:
-            slot.bring(source, count)
+        slot.bring(source, count)
         return NOTHING
 
 
