@@ -1,0 +1,149 @@
+"""How much memory serving a model takes, said before it is loaded.
+
+    weights   mapped from their file; they count whole, as every token reads them all
+    cache     keys and values, for as many tokens as all sequences may have together; memory is
+              taken as tokens come, but a plan that is met only while nobody asks is none
+    scratch   one pass: feed-forward rows, masks, logits; and the process itself
+
+All sizes are bytes, contexts are tokens.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from msgspec import Struct
+
+from phaseloop.ops.interface import Dimensions
+
+from .shape import Model
+from .weights import Weights
+
+PROCESS_BYTES = 150 << 20  # interpreter, libraries, graphs
+MASK_BYTES_MAX = 256 << 20  # the backend cuts passes so that masks stay below
+CONTEXT_STEP = 256  # tokens; the page of the ledger
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+class Plan(Struct, frozen=True):
+    weights_bytes: int
+    position_bytes: int  # one token of one sequence
+    context: int  # tokens of all sequences together
+    sequence: int  # tokens of one sequence at most
+    scratch_bytes: int
+    available_bytes: int | None  # None where nobody knows
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.context * self.position_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes + self.scratch_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.available_bytes is None or self.total_bytes <= self.available_bytes
+
+    def context_that_fits(self) -> int:
+        """The largest sum of contexts, in whole pages, that there is memory for; 0 if none."""
+        if self.available_bytes is None:
+            return self.context
+        left = self.available_bytes - self.weights_bytes - self.scratch_bytes
+        return max(0, left // self.position_bytes // CONTEXT_STEP * CONTEXT_STEP)
+
+    def describe(self) -> str:
+        """One line for people."""
+        slot = size(self.sequence * self.position_bytes)
+        parts = [
+            f"weights {size(self.weights_bytes)}",
+            f"KV cache {size(self.cache_bytes)} for {self.context} tokens "
+            f"(a slot up to {slot} for {self.sequence})",
+            f"scratch {size(self.scratch_bytes)}",
+        ]
+        free = self.available_bytes
+        known = "" if free is None else f" of {size(free)} available"
+        return f"{', '.join(parts)}: {size(self.total_bytes)}{known}"
+
+
+def plan_memory(
+    weights: Weights,
+    model: Model,
+    *,
+    context: int,
+    cache: str,
+    slot_count: int,
+    ubatch: int,
+    available_bytes: int | None,
+) -> Plan:
+    """`context` is of all sequences together; `cache` the GGML type of keys and values."""
+    sequence = min(context, model.context_length)
+    vocabulary = model.dimensions.vocabulary
+    logits_bytes = 2 * 4 * slot_count * vocabulary  # those kept, and those of a pass
+    masks_bytes = min(MASK_BYTES_MAX, 4 * ubatch * sequence)
+    rows_bytes = 2 * 4 * ubatch * widest(weights, vocabulary)
+    return Plan(
+        weights_bytes=weights.size_bytes,
+        position_bytes=position_bytes(model.dimensions, cache),
+        context=context,
+        sequence=sequence,
+        scratch_bytes=PROCESS_BYTES + logits_bytes + masks_bytes + rows_bytes,
+        available_bytes=available_bytes,
+    )
+
+
+def position_bytes(dimensions: Dimensions, cache: str) -> int:
+    """Keys and values of one token in all layers."""
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[cache]]
+    heads = len(dimensions.ropes) * dimensions.kv_head_count
+    widths = (dimensions.key_length, dimensions.value_length)
+    return sum(heads * -(-width // block) * block_bytes for width in widths)
+
+
+def widest(weights: Weights, vocabulary: int) -> int:
+    """The longest row that a pass holds, logits apart: as a rule a feed-forward layer's."""
+    shapes = (weight.shape for weight in weights.tensors.values())
+    return max((s[-2] for s in shapes if len(s) > 1 and s[-2] != vocabulary), default=0)
+
+
+def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """What the machine has to give, or what the control group leaves of it."""
+    known = [machine_memory(proc), group_memory(cgroup)]
+    return min((amount for amount in known if amount is not None), default=None)
+
+
+def machine_memory(proc: Path) -> int | None:
+    for line in lines_of(proc / "meminfo"):
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return int(amount.split()[0]) << 10  # it says kB and means KiB
+    return None
+
+
+def group_memory(cgroup: Path) -> int | None:
+    """Version 2.  What is cached of files can be given back, so it counts as free."""
+    most, used = (
+        next(iter(lines_of(cgroup / f"memory.{what}")), "") for what in ("max", "current")
+    )
+    if not most.isdigit() or not used.isdigit():
+        return None  # no limit, or no such file
+    files = [line.split() for line in lines_of(cgroup / "memory.stat")]
+    spare = sum(int(amount) for name, amount in files if name == "inactive_file")
+    return max(0, int(most) - int(used) + spare)
+
+
+def lines_of(path: Path) -> Iterable[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return ()
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: three digits, binary units."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{count} B" if unit == "B" else f"{amount:.3g} {unit}"
