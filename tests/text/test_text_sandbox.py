@@ -19,7 +19,7 @@ from phaseloop.text.budget import Budget, Limits, TemplateError
 from phaseloop.text.sandbox import compile_template, run_template
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001
-SMALL = Limits(steps_max=20_000, volume_max=300_000)
+SMALL = Limits(steps_max=6_000, volume_max=300_000)
 MEMORY_MAX = 12 << 20  # bytes, some for the volume, more for what Python's objects weigh
 
 
@@ -169,6 +169,16 @@ ATTACKS = {
     "centred": "{{ 'a'|center(1000000000) }}",
     "batches": "{{ [1]|batch(1000000000, 0)|list }}",
     "filler": "{{ lipsum(1000000) }}",
+    "a wide and deep tojson": "{% set x = [1] * 90 %}"
+    + "{% set x = [x] %}" * 90
+    + "{{ x|tojson(indent=900) }}",
+    "many long comparisons": "{{ ('a' * 90000) ~ 'b' in [('a' * 90000) ~ 'c'] * 90000 }}",
+    "long lists compared": "{{ ['a' * 90000 ~ 'b'] * 9000 == ['a' * 90000 ~ 'b'] * 9000 }}",
+    "a comparison as a test": "{{ ['a' * 90000 ~ 'b'] * 9000 is eq(['a' * 90000 ~ 'b'] * 9000) }}",
+    "a comparison of a loop": "{% for x in [1, 2] %}"
+    "{{ loop.changed(['a' * 90000 ~ 'b'] * 9000) }}{% endfor %}",
+    "counting what is long": "{{ (['a' * 90000 ~ 'b'] * 9000).count('a' * 90000 ~ 'c') }}",
+    "sorting what is long": "{{ (['a' * 90000 ~ 'b', 'a' * 90000 ~ 'c'] * 9000)|sort|first }}",
     "slices again and again": "{% set x = 'a' * 9000 %}"
     + "{% for a in range(99) %}{% set y = x[1:] %}{% endfor %}",
     "splits again and again": "{% set x = 'a ' * 4500 %}"
@@ -213,7 +223,7 @@ ATTACKS = {
     "deep parentheses": "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}",
     "deep lists": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
     "deep conditions": "{% if 1 %}" * 500 + "{% endif %}" * 500,
-    "a long sum": "{{ 1" + " + 1" * 20_000 + " }}",
+    "a long sum": "{{ 1" + " + 1" * 5_000 + " }}",
     "a long number": "{{ " + "9" * 10_000 + " }}",
     "deep JSON": "{{ ('[' * 90000)|from_json }}",
     "a long source": "a" * (SMALL.source_length_max + 1),

@@ -16,6 +16,7 @@ from msgspec import Struct
 Value: TypeAlias = Any  # whatever a template may hold
 
 SEARCHED_PER_UNIT = 64  # comparisons of characters that take about as long as making one
+WEIGHED_PER_STEP = 4_096  # elements that are gone through between two looks at the clock
 EMPTY: dict[str, str] = {}
 VIEWS = (type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items()))
 CONTAINERS = cast(tuple[type[Value], ...], (list, tuple, dict, *VIEWS))
@@ -82,9 +83,20 @@ class Budget:
         self.make(count)
 
     def weigh(self, value: object) -> None:
-        """Account for looking at a value and all that is in it."""
-        count = sum(1 for _ in islice(walk(value), self.limits.volume_max + 1))
-        self.make(count)
+        """Account for comparing a value, and all that is in it, with another."""
+        if not isinstance(value, CONTAINERS):
+            return self.make(weight_of(value))
+        items = walk(value)
+        while weights := [weight_of(item) for _, item in islice(items, WEIGHED_PER_STEP)]:
+            self.step()
+            self.make(sum(weights))
+
+    def indent(self, value: object, width: int) -> None:
+        """Account for the blanks before each line, if a value's elements get lines of their own."""
+        items = walk(value)
+        while depths := [depth for depth, _ in islice(items, WEIGHED_PER_STEP)]:
+            self.step()
+            self.make(2 * width * sum(depths))  # a container's end has a line as well
 
     def text_of(self, value: object) -> str:
         """A value as a template prints it.  Raises TemplateError."""
@@ -99,7 +111,7 @@ class Budget:
         Functions, iterators and the like have none: what Python prints for them holds addresses.
         """
         total = 0
-        for item in walk(value):
+        for _, item in walk(value):
             total += 2
             if isinstance(item, str):
                 total += len(item)
@@ -110,12 +122,17 @@ class Budget:
         return total
 
 
-def walk(value: object) -> Iterator[object]:
-    """A value and all that is in it, shared parts each time."""
+def weight_of(item: object) -> int:
+    """Of one comparison."""
+    return 1 + len(item) // SEARCHED_PER_UNIT if isinstance(item, str) else 1
+
+
+def walk(value: object) -> Iterator[tuple[int, object]]:
+    """A value and all that is in it, shared parts each time; how deep, and what."""
     waiting = [iter((value,))]
     while waiting:
         for item in waiting[-1]:
-            yield item
+            yield len(waiting) - 1, item
             if isinstance(item, CONTAINERS):
                 waiting.append(iter(children(item)))
                 break

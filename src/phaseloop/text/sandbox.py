@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from datetime import datetime
 from functools import partial
 from types import BuiltinMethodType, CodeType, MethodType
+from typing import cast
 
 import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from .budget import Budget, TemplateError, Value
@@ -27,6 +29,10 @@ INTEGER_BITS_MAX = 256
 PROBLEM_LENGTH_MAX = 500  # characters of a message that a template may put into an error
 DATE_FORMAT_LENGTH_MAX = 256
 JINJA_ARGUMENTS = ("_loop_vars", "_block_vars")  # compiled templates add them to calls in loops
+COMPARING_TESTS = (
+    *("==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt"),
+    *("greaterthan", ">=", "ge", "in"),
+)
 METHODS: dict[type, frozenset[str]] = {  # what may be called of a value
     str: frozenset(
         {
@@ -71,6 +77,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.budget = budget
         self.filters = Filters(budget).table()
+        self.tests = self.tests | {name: self._weighing(name) for name in COMPARING_TESTS}
         functions: dict[str, Callable[..., Value]] = {
             "dict": self._mapping,
             "namespace": Namespace,
@@ -97,11 +104,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.check_literal(value)
         return value
 
+    def weighed(self, value: object) -> object:
+        """A side of a comparison."""
+        self.budget.weigh(value)
+        return value
+
     def sliced(self, value: object) -> object:
         self.budget.step()
         if isinstance(value, Sized):
             self.budget.make(len(value))
         return value
+
+    def _weighing(self, name: str) -> Callable[[Value, Value], bool]:
+        """A test that compares two values."""
+        test = cast(Callable[[Value, Value], bool], TESTS[name])
+
+        def weighed(left: Value, right: Value) -> bool:
+            self.budget.weigh((left, right))
+            return test(left, right)
+
+        return weighed
 
     def _mapping(self, *args: Value, **kwargs: Value) -> dict[Value, Value]:
         made = dict(*args, **kwargs)
@@ -162,6 +184,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(
             __obj, Function | Macro | BlockReference | LoopContext | jinja2.Undefined
         ) or (isinstance(__obj, MethodType) and isinstance(owner, LoopContext)):
+            __self.budget.weigh(args)  # loop.changed compares them
             return super().call(__context, __obj, *args, **kwargs)
         raise TemplateError(f"calls a value of type {type(__obj).__name__}")
 
@@ -177,6 +200,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if name not in METHODS[type(owner)]:
             raise TemplateError(f"calls {name} of a {kind}, which is not supported")
         self.budget.make(len(owner))
+        if type(owner) in (list, tuple):  # counts or looks for what equals an argument
+            self.budget.weigh((owner, args))
         if name == "replace" and not kwargs:
             return replaced(self.budget, owner, *args)
         if name == "join" and len(args) == 1:

@@ -109,8 +109,8 @@ class Filters:
         self._budget.step()
         if indent is not None and indent > INDENT_MAX:
             raise TemplateError(f"indents by more than {INDENT_MAX} characters")
-        depth = 1 + (indent or 0)
-        self._budget.make(depth * self._budget.length_of(value))
+        self._budget.make(self._budget.length_of(value))
+        self._budget.indent(value, indent or 0)
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,

@@ -1,7 +1,7 @@
 """Rewrite a template's syntax tree so that all it does accounts to the sandbox.
 
-Calls, look-ups, arithmetic and filters pass through the environment anyway.  Loops, `~`, slices
-and literal lists do not, so they are led there.
+Calls, look-ups, arithmetic and filters pass through the environment anyway.  Loops, `~`, slices,
+comparisons and literal lists do not, so they are led there.
 """
 
 from jinja2 import nodes
@@ -24,7 +24,7 @@ class GenerationTag(Extension):
 
 
 class Accounting(NodeTransformer):
-    """Leads loops, concatenations, slices and literals to methods of the environment."""
+    """Leads loops, `~`, slices, comparisons and literals to methods of the environment."""
 
     def visit_For(self, node: nodes.For, *args: Value, **kwargs: Value) -> nodes.Node:
         self.generic_visit(node, *args, **kwargs)
@@ -42,6 +42,13 @@ class Accounting(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem, *args: Value, **kwargs: Value) -> nodes.Node:
         self.generic_visit(node, *args, **kwargs)
         return called("sliced", [node], node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node: nodes.Compare, *args: Value, **kwargs: Value) -> nodes.Node:
+        self.generic_visit(node, *args, **kwargs)
+        node.expr = weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = weighed(operand.expr)
+        return node
 
     def visit_List(self, node: nodes.List, *args: Value, **kwargs: Value) -> nodes.Node:
         self.generic_visit(node, *args, **kwargs)
@@ -73,6 +80,11 @@ def called(method: str, arguments: list[nodes.Expr], node: nodes.Node) -> nodes.
     """A call of the environment's own method, in the place of a node."""
     target = nodes.EnvironmentAttribute(method, lineno=node.lineno)
     return nodes.Call(target, arguments, [], None, None, lineno=node.lineno)
+
+
+def weighed(expression: nodes.Expr) -> nodes.Expr:
+    is_short = isinstance(expression, nodes.Const)
+    return expression if is_short else called("weighed", [expression], expression)
 
 
 def is_constant(items: list[nodes.Expr]) -> bool:
