@@ -1,7 +1,8 @@
 """A whole server without a socket: the application, a service on a scripted engine, a client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from vocabularies import bpe_tokenizer
 
 from phaseloop.core.policy import PRESETS
+from phaseloop.core.vocabulary import Lane, LaunchRound, Result, RoundKind
 from phaseloop.engine.protocol import Engine, limits_of
 from phaseloop.http.app import create_app
 from phaseloop.http.served import HttpOptions, ModelCard, Served
@@ -32,6 +34,36 @@ CARD = ModelCard(
 )
 DEFAULTS = HttpOptions()
 TURNS_MAX = 10_000
+HOLD_S = 30
+
+
+class TextEngine(ScriptedEngine):
+    """A scripted engine whose tokens stand for bytes, as the test vocabulary's first 256 do."""
+
+    def _lane(self, lane: Lane) -> tuple[Result, tuple[int, ...]]:
+        result, tokens = super()._lane(lane)
+        return result, tuple(token % 256 for token in tokens)
+
+
+class Hold:
+    """Holds an engine in its first round of a kind until the test has looked around.
+
+    To be made in the event loop's thread, and called in the engine's.
+    """
+
+    def __init__(self, kind: RoundKind) -> None:
+        self.reached = asyncio.Event()
+        self._kind = kind
+        self._go_on = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, launch: LaunchRound) -> None:
+        if launch.kind == self._kind and not self._go_on.is_set():
+            self._loop.call_soon_threadsafe(self.reached.set)
+            assert self._go_on.wait(HOLD_S), "the test let nobody go on"
+
+    def let_go(self) -> None:
+        self._go_on.set()
 
 
 class World(Struct):
@@ -48,7 +80,7 @@ def client_of(app: Starlette) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def started(app: Starlette) -> AsyncIterator[None]:
+async def started(app: Starlette) -> AsyncGenerator[None]:
     """The application's life as a server lives it: startup, then shutdown."""
     inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     outbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -79,13 +111,13 @@ async def world(
     options: HttpOptions = DEFAULTS,
     policy: str = "barrier-fair",
     **fields: Any,
-) -> AsyncIterator[World]:
+) -> AsyncGenerator[World]:
     """`fields` are those of Served."""
-    engine = engine or ScriptedEngine()
+    engine = engine or TextEngine()
     limits = fields.pop("limits", limits_of(engine.describe()))
 
     @asynccontextmanager
-    async def open_served() -> AsyncIterator[Served]:
+    async def open_served() -> AsyncGenerator[Served]:
         async with Service(engine, limits, PRESETS[policy], seeds=lambda: 7) as service:
             given = {"tokenizer": bpe_tokenizer(), "model": CARD, "created": 1_700_000_000}
             yield Served(service=service, **(given | fields))

@@ -9,19 +9,29 @@ import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
 
-from . import health
+from . import completion_routes, health, later, metrics, models, page, phase, props, slots, tokens
 from .auth import ApiKeys
-from .cors import Cors
+from .cors import ANY, Cors
 from .errors import ApiError, render_api_error, render_http_exception
 from .guard import BodyLimit, Envelope, Exchange, Faults, Gate
 from .served import HttpOptions, Served, Serving
-from .table import Row
+from .table import Row, routes_of
 
 OpenServed: TypeAlias = Callable[[], AbstractAsyncContextManager[Served]]
 
-ROWS: tuple[Row, ...] = (*health.ROWS,)
+ROWS: tuple[Row, ...] = (
+    *page.ROWS,
+    *health.ROWS,
+    *models.ROWS,
+    *props.ROWS,
+    *slots.ROWS,
+    *phase.ROWS,
+    *metrics.ROWS,
+    *tokens.ROWS,
+    *completion_routes.ROWS,
+    *later.ROWS,
+)
 NEEDS_NO_MODEL = ("/",)
 NEEDS_NO_KEY = ("/", "/health", "/v1/health")
 
@@ -60,11 +70,7 @@ def create_app(
     serving = Serving(options)
     prefix = options.prefix.rstrip("/")
     app = Starlette(
-        routes=[
-            Route(prefix + path, row.endpoint, methods=[row.method])
-            for row in ROWS
-            for path in row.paths
-        ],
+        routes=routes_of(ROWS, prefix),
         middleware=[
             Middleware(Envelope, on_exchange),
             Middleware(Cors, options.cors_origins),
@@ -98,6 +104,8 @@ def lifespan_of(
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
+        if not serving.options.api_keys and ANY in serving.options.cors_origins:
+            log.warning("no API key is set: pages of any origin may use this server")
         leave = asyncio.Event()
         holding = asyncio.create_task(hold(leave), name="phaseloop-served")
         try:

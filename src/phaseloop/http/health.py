@@ -1,4 +1,4 @@
-"""Whether the server can answer, and the page at its root."""
+"""Whether the server can answer."""
 
 from starlette.requests import Request
 from starlette.responses import Response

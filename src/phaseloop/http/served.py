@@ -12,6 +12,7 @@ from phaseloop import __version__
 from phaseloop.engine.settings import Sampling
 from phaseloop.runtime.gateway import Stream
 from phaseloop.runtime.service import Service
+from phaseloop.runtime.watch import Counters
 from phaseloop.text.chat_template import ChatTemplate
 from phaseloop.text.tokenizer import Tokenizer
 
@@ -99,6 +100,7 @@ class Serving:
         self.failure: BaseException | None = None  # why there will never be anything
         self.started = int(time.time())  # unix seconds
         self.is_leaving = False
+        self.scraped = Counters(ends={})  # as they were when /metrics was last asked for
 
     def excuse(self) -> str:
         """Why there is nothing to serve."""

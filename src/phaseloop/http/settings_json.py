@@ -1,0 +1,42 @@
+"""How a sampler's settings are shown, under llama-server's names and in its order.
+
+/props shows the server's own, /slots those of the request that has the slot, and an answer its own.
+"""
+
+from phaseloop.engine.settings import Sampling
+
+from .request_fields import Json
+
+SEED_RANDOM = (1 << 32) - 1  # what llama-server shows where each request draws its own
+
+
+def settings_json(sampling: Sampling, *, seed: int | None, limit: int | None) -> Json:
+    """`seed` None: drawn for each request.  `limit` in tokens, None without one."""
+    n_predict = -1 if limit is None else limit
+    return {
+        "seed": SEED_RANDOM if seed is None else seed,
+        "temperature": sampling.temperature,
+        "dynatemp_range": sampling.dynatemp_range,
+        "dynatemp_exponent": sampling.dynatemp_exponent,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_n_sigma": sampling.top_n_sigma,
+        "xtc_probability": sampling.xtc_probability,
+        "xtc_threshold": sampling.xtc_threshold,
+        "typical_p": sampling.typical_p,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repeat_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": sampling.dry_multiplier,
+        "dry_base": sampling.dry_base,
+        "dry_allowed_length": sampling.dry_allowed_length,
+        "dry_penalty_last_n": sampling.dry_penalty_last_n,
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "n_probs": sampling.n_probs,
+        "min_keep": sampling.min_keep,
+        "samplers": sampling.samplers,
+        "post_sampling_probs": sampling.post_sampling_probs,
+    }
