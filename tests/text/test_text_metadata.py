@@ -5,6 +5,7 @@ Method: a small valid set of keys, changed in one place at a time; and arbitrary
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,14 @@ def test_a_sentencepiece_file():
     assert vocabulary.add_space_prefix
     assert not vocabulary_of(spm_metadata(add_bos_token=False)).add_bos
     assert not vocabulary_of(spm_metadata(add_space_prefix=False)).add_space_prefix
+
+
+def test_numbers_may_come_as_arrays():
+    types = np.array(SPM_TYPES, np.int32)
+    scores = np.array(SPM_SCORES, np.float32)
+    assert vocabulary_of(spm_metadata(token_type=types, scores=scores)) == (
+        vocabulary_of(spm_metadata())
+    )
     assert vocabulary_of(spm_metadata(add_eos_token=True)).add_eos
 
 

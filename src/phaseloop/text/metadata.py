@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar, cast
 
+import numpy as np
+
 from .pretokenizers import PRE_TOKENIZERS
 from .roles import end_ids, retyped, roles_by_text
 from .vocabulary import Model, SpecialIds, TokenType, Vocabulary, VocabularyError
@@ -241,6 +243,8 @@ def _text(metadata: Mapping[str, object], key: str) -> str | None:
 def _array(metadata: Mapping[str, object], key: str, kind: type[T]) -> Sequence[T]:
     """The values of an array, each of the kind asked for; nothing if the key is missing."""
     value = metadata.get(key, ())
+    if isinstance(value, np.ndarray):  # as readers give numbers
+        value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise VocabularyError(key, f"{_shown(value)} is not an array", CONVERT)
     values = cast(Sequence[object], value)
