@@ -9,10 +9,10 @@ EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint fmt check traces bench clean
+.PHONY: help setup test test-all lint fmt check traces bench clean
 
 help:  ## what there is to make
-	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(STAMP)  ## a virtual environment in .venv with everything that work here needs
 
@@ -23,6 +23,9 @@ $(STAMP): pyproject.toml
 
 test: setup  ## all tests; ARGS="tests/core -k seal" for some
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: setup  ## and those that take an hour: whole grids, long random walks
+	PHASELOOP_WALKS=5000 $(BIN)/python -m pytest -m "grid or not grid" $(ARGS)
 
 lint: setup  ## format, style and types
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
-"""Make the tiny models of the model's tests importable."""
+"""Make the helpers beside these tests importable, and the tiny models of the model's tests."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "model")]
