@@ -293,6 +293,24 @@ MUTATIONS = (
         "    slot, s = max(lendable,",
     ),
     Mutation(
+        "whoever lends its seat leaves one round late",
+        "reduce.py",
+        "    if lent is not state:\n",
+        "    state = lent\n    if lent.stopped:\n",
+    ),
+    Mutation(
+        "two sequences have one ticket",
+        "admission.py",
+        "replace(with_slot(state, slot, sequence), ticket_next=state.ticket_next + 1)",
+        "with_slot(state, slot, sequence)",
+    ),
+    Mutation(
+        "embeddings are prompts of completions under mixed",
+        "turns.py",
+        "    alone = prompt_kind(group)\n",
+        '    alone = "prefill"\n',
+    ),
+    Mutation(
         "a policy change does not wait for the round",
         "reduce.py",
         "return replace(state, policy_pending=event.policy), ()",

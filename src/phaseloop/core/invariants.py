@@ -137,6 +137,7 @@ def check_ledger(state: State) -> None:
 
 def check_seats(state: State) -> None:
     seen: set[tuple[RequestId, int]] = set()
+    tickets: set[int] = set()
     for s in (*state.slots, *(saved.sequence for saved in state.saved)):
         if s is None:
             continue
@@ -144,6 +145,9 @@ def check_seats(state: State) -> None:
         if name in seen:
             fail("core", f"request {name[0]} choice {name[1]} sits twice")
         seen.add(name)
+        if s.ticket in tickets or s.ticket >= state.ticket_next:
+            fail("core", f"request {name[0]} has ticket {s.ticket}, which is not its own")
+        tickets.add(s.ticket)
         if s.request.request_id in state.queue:
             fail("core", f"request {name[0]} is queued and seated")
         if s.output_limit is not None and s.produced > s.output_limit:

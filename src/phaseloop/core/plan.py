@@ -79,11 +79,16 @@ def plan_prompts(state: State) -> Plan | None:
     if not prompts:
         return None
     group = next_group(state.prefill_turns, prompts)
-    kind: RoundKind = "prefill" if group[1] == "completion" else "encode"
+    kind = prompt_kind(group)
     fill = fill_limit(state.limits, state.paces, kind)
     lanes = share_prompts(state, of_group(prompts, group), fill, sampled=False)
     tokens = sum(one.count for one in lanes)
     return Plan(kind, lanes, prefill_reason(state), group, prefill_tokens=tokens)
+
+
+def prompt_kind(group: Group) -> RoundKind:
+    """Of a round that carries prompts of the group and nothing else."""
+    return "prefill" if group[1] == "completion" else "encode"
 
 
 def prefill_reason(state: State) -> LaunchReason:

@@ -327,7 +327,9 @@ def advance_once(state: State, now_ns: int) -> Step:
     phase = next_phase(state, seen, now_ns, seatable, resumable)
     if phase != state.phase:
         return enter(state, phase, now_ns), effects
-    state = lend_seat(state, seen, now_ns, seatable)
+    lent = lend_seat(state, seen, now_ns, seatable)
+    if lent is not state:
+        return lent, effects  # it leaves before another token is made (R11)
     state, launched = launch_next(state, now_ns)
     return state, effects + launched
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from .ending import Step, end_choice, end_request, release
 from .plan import FILL_MIN
-from .state import Flight, Pace, Saved, Sequence, State, with_slot
+from .state import LIVE, Flight, Pace, Saved, Sequence, State, with_slot
 from .vocabulary import (
     AnyEffect,
     DeliverTokens,
@@ -143,9 +143,11 @@ def settle(
         effects += done
     for slot, reason in endings:
         s = state.slots[slot]
-        if s is not None and s.role not in ("leaving", "saving"):  # a sibling may have ended it
-            state, done = end_choice(state, slot, reason)
-            effects += done
+        assert s is not None and s.role in LIVE, (
+            "a choice ends alone: its siblings are as they were"
+        )
+        state, done = end_choice(state, slot, reason)
+        effects += done
     return state, tuple(effects)
 
 
@@ -163,8 +165,7 @@ def moved(state: State, flight: Flight, event: RoundCompleted) -> Step:
 def move(state: State, flight: Flight, lane: Lane, done_ns: int | None) -> Step:
     """One copied lane; `done_ns` is None where the copy failed."""
     s = state.slots[lane.slot]
-    if s is None or (s.request.request_id, s.choice) != (lane.request_id, lane.choice):
-        return state, ()  # ended with a sibling before it in this round
+    assert s is not None and s.request.request_id == lane.request_id, "a lane keeps its seat"
     match s.role:
         case "leaving":
             return left_while_moving(state, flight, lane)

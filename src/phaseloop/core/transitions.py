@@ -166,8 +166,8 @@ def check_quantum(before: State, event: AnyEvent, after: State, launch: LaunchRo
             fail("I6", f"prefill goes on after {elapsed_ns} ns while others could generate")
     elif launch.kind == "decode":
         over = all_groups_served(before) and elapsed_ns >= policy.decode_quantum_ns
-        if over and (seen.prompts or can_seat(after)):
-            fail("I6", f"decode goes on after {elapsed_ns} ns while a prompt waits")
+        if seen.swaps or (over and (seen.prompts or can_seat(after))):
+            fail("I6", f"decode goes on after {elapsed_ns} ns while a prompt or a seat waits")
 
 
 def check_shares(state: State, launch: LaunchRound) -> None:

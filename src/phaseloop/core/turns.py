@@ -18,6 +18,7 @@ from .plan import (
     plan_prefill_class,
     plan_samples,
     plan_shift,
+    prompt_kind,
     prompts_of,
     rows_that_fit,
     served_of,
@@ -110,8 +111,9 @@ def launch_mixed(state: State) -> Step:
         return state, ()
     group = next_group(state.prefill_turns, running + prompts)
     state, evicted, rows = decode_lanes(state, of_group(running, group))
+    alone = prompt_kind(group)
     fill = min(
-        fill_limit(state.limits, state.paces, "mixed" if rows else "prefill"),
+        fill_limit(state.limits, state.paces, "mixed" if rows else alone),
         state.limits.batch_tokens - sum(one.count for one in rows),
     )
     prompts = of_group(prompts, group)
@@ -119,7 +121,7 @@ def launch_mixed(state: State) -> Step:
     if not rows and not chunks:
         state, ended = make_room(state)
         return state, evicted + ended
-    kind = "mixed" if rows and chunks else "decode" if rows else "prefill"
+    kind = "mixed" if rows and chunks else "decode" if rows else alone
     tokens = sum(one.count for one in chunks)
     plan = Plan(kind, rows + chunks, "continuous", group, tokens, len(rows))
     return launch(state, plan, evicted)
