@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,21 +46,26 @@ class TextEngine(ScriptedEngine):
 
 
 class Hold:
-    """Holds an engine in its first round of a kind until the test has looked around.
+    """Holds an engine in its nth round of a kind until the test has looked around.
 
     To be made in the event loop's thread, and called in the engine's.
     """
 
-    def __init__(self, kind: RoundKind) -> None:
+    def __init__(self, kind: RoundKind, nth: int = 1) -> None:
         self.reached = asyncio.Event()
         self._kind = kind
+        self._rounds_before = nth - 1
         self._go_on = threading.Event()
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, launch: LaunchRound) -> None:
-        if launch.kind == self._kind and not self._go_on.is_set():
-            self._loop.call_soon_threadsafe(self.reached.set)
-            assert self._go_on.wait(HOLD_S), "the test let nobody go on"
+        if launch.kind != self._kind or self._go_on.is_set():
+            return
+        if self._rounds_before:
+            self._rounds_before -= 1
+            return
+        self._loop.call_soon_threadsafe(self.reached.set)
+        assert self._go_on.wait(HOLD_S), "the test let nobody go on"
 
     def let_go(self) -> None:
         self._go_on.set()
@@ -96,13 +101,20 @@ async def started(app: Starlette) -> AsyncGenerator[None]:
     assert outbox.get_nowait()["type"] == "lifespan.shutdown.complete"
 
 
-async def until_loaded(app: Starlette) -> Served:
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let the event loop turn until something that takes no time has happened."""
     for _ in range(TURNS_MAX):
-        served = app.state.serving.served
-        if served is not None:
-            return served
+        if is_so():
+            return
         await asyncio.sleep(0)
-    raise AssertionError(f"nothing to serve: {app.state.serving.failure}")
+    raise AssertionError("it never happened")
+
+
+async def until_loaded(app: Starlette) -> Served:
+    serving = app.state.serving
+    await until(lambda: serving.served is not None or serving.failure is not None)
+    assert serving.served is not None, serving.failure
+    return serving.served
 
 
 @asynccontextmanager

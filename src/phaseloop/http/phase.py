@@ -15,7 +15,7 @@ from phaseloop.runtime.service import Service
 from .body import fields_of
 from .errors import ApiError, invalid_field, json_response
 from .request_fields import Fields, shown
-from .seats import EMPTY_SEAT, milliseconds, queued, seats_of
+from .seats import EMPTY_SEAT, milliseconds, queued, saved, seats_of
 from .served import options_of, served_of
 from .table import get, put
 
@@ -76,6 +76,7 @@ def phase_of(service: Service) -> dict[str, Any]:
         ],
         "queue_length": len(state.queue),
         "queue": queued(state, now_ns),
+        "saved": saved(state, now_ns),
     }
 
 

@@ -4,7 +4,13 @@ from itertools import islice
 
 from msgspec import Struct
 
-from phaseloop.core.explain import REASONS, WaitReason, explain_queued, explain_seated
+from phaseloop.core.explain import (
+    REASONS,
+    WaitReason,
+    explain_queued,
+    explain_saved,
+    explain_seated,
+)
 from phaseloop.core.state import Sequence, State
 from phaseloop.core.vocabulary import RequestId
 from phaseloop.runtime.service import Service
@@ -85,6 +91,23 @@ def queued(state: State, now_ns: int) -> list[dict[str, object]]:
                 "why": REASONS[reason],
                 "waits_for": waits_for,
                 "since_ms": milliseconds(now_ns - pending.arrived_ns),
+            }
+        )
+    return shown
+
+
+def saved(state: State, now_ns: int) -> list[dict[str, object]]:
+    """Sequences in host RAM, which come back to a slot by themselves."""
+    shown: list[dict[str, object]] = []
+    for one in state.saved[:QUEUED_SHOWN_MAX]:
+        waiting = explain_saved(state, one)
+        shown.append(
+            {
+                "id_task": one.sequence.request.request_id,
+                "reason": waiting.reason,
+                "why": REASONS[waiting.reason],
+                "waits_for": waiting.blocked_by,
+                "since_ms": milliseconds(now_ns - one.since_ns),
             }
         )
     return shown
