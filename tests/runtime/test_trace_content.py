@@ -31,7 +31,9 @@ UNUSUAL = Sampling(
 )
 ASKED = (
     Submission(Request(0, 3, output_limit=2), (5, 6, 7), 2**64 - 1, UNUSUAL, "what?"),
-    Submission(Request(0, 2, output_limit=2), (8, 9), 11, GREEDY, "lone \ud800"),
+    Submission(
+        Request(0, 2, output_limit=2, keep_cache=False), (8, 9), 11, GREEDY, "lone \ud800"
+    ),
 )
 
 
@@ -99,7 +101,7 @@ def test_settings_come_back_as_they_were(path):
         contents = [one.content() for _, one in reader if isinstance(one, PromptLine)]
     assert contents == [
         Content((5, 6, 7), 2**64 - 1, UNUSUAL),
-        Content((8, 9), 11, GREEDY),
+        Content((8, 9), 11, GREEDY, reuse=False),
     ]
 
 

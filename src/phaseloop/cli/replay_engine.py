@@ -28,7 +28,9 @@ from .errors import UserError
 from .replay_files import open_source, write_lines, write_object
 from .replay_report import verdict_lines
 
-ENGINE_NAME = re.compile(r"ggml-.+-(?P<attention>tiled|rows|fast)-(?P<cache>f16|q8_0)")
+ENGINE_NAME = re.compile(
+    r"ggml-.+-(?P<attention>tiled|rows|fast)-(?P<cache>f16|q8_0)(?P<reuse>-reuse)?"
+)
 DIFFERENCES_SHOWN = 10
 
 Report = Callable[[int, int], None]  # done, in all
@@ -94,6 +96,7 @@ def loaded(args: Namespace, header: Header) -> Engine:
         cache=cast(CacheKind, found["cache"].upper()),
         attention=cast(AttentionPath, found["attention"]),
         page_count=limits.page_count,
+        reuse_generated=found["reuse"] is not None,
     )
     try:
         check_model(args, header, open_weights(args.model).digest())

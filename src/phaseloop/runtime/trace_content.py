@@ -41,12 +41,13 @@ class PromptLine(ContentLine, frozen=True, gc=False, tag="prompt"):
     tokens: TokenIds
     seed: int
     sampling: dict[str, Any]
+    reuse: bool  # whether the prompt might find state of earlier ones
     text: str | None  # None in a trace of ids, and where the client sent none
     chain: str
 
     def content(self) -> Content:
         """Raises ValueError for settings that do not exist or have no such value."""
-        return Content(self.tokens, self.seed, sampling_of(self.sampling))
+        return Content(self.tokens, self.seed, sampling_of(self.sampling), self.reuse)
 
 
 class GeneratedLine(ContentLine, frozen=True, gc=False, tag="generated"):
@@ -82,7 +83,8 @@ class ContentChain:
         if text is not None:
             text = text.encode("utf-8", "backslashreplace").decode()
         sampling = spelled_sampling(content.sampling)
-        line = PromptLine(request_id, content.tokens, content.seed, sampling, text, "")
+        asked = (request_id, content.tokens, content.seed, sampling, content.reuse)
+        line = PromptLine(*asked, text, "")
         if text is not None and len(encode(line)) > LINE_BYTES_MAX // 2:
             line = msgspec.structs.replace(line, text=None)
         return self._chained(line)
