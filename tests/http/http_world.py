@@ -134,7 +134,7 @@ async def world(
             given = {"tokenizer": bpe_tokenizer(), "model": CARD, "created": 1_700_000_000}
             yield Served(service=service, **(given | fields))
 
-    app = create_app(options, open_served)
+    app = create_app(options, open_served, on_exchange=lambda _exchange: None)
     async with started(app), client_of(app) as client:
         served = await until_loaded(app)
         yield World(app, client, served.service, served)

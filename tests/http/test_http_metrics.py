@@ -139,7 +139,7 @@ async def test_the_figures_of_a_run():
     assert found["llamacpp:prompt_tokens_total"] == 120
     assert found["llamacpp:tokens_predicted_total"] == 6
     assert found["llamacpp:n_decode_total"] == 2 + 3
-    assert found["llamacpp:n_tokens_max"] == 103
+    assert found["llamacpp:n_tokens_max_total"] == 103, "the parser insists on the ending"
     prompt_s = found["llamacpp:prompt_seconds_total"]  # as long as this machine took
     decode_s = found["llamacpp:tokens_predicted_seconds_total"]
     assert found["llamacpp:prompt_tokens_seconds"] == pytest.approx(120 / prompt_s)
