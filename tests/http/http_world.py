@@ -117,13 +117,12 @@ async def until_loaded(app: Starlette) -> Served:
     return serving.served
 
 
-@asynccontextmanager
-async def world(
+def app_of(
     engine: Engine | None = None,
     options: HttpOptions = DEFAULTS,
     policy: str = "barrier-fair",
     **fields: Any,
-) -> AsyncGenerator[World]:
+) -> Starlette:
     """`fields` are those of Served."""
     engine = engine or TextEngine()
     limits = fields.pop("limits", limits_of(engine.describe()))
@@ -134,7 +133,18 @@ async def world(
             given = {"tokenizer": bpe_tokenizer(), "model": CARD, "created": 1_700_000_000}
             yield Served(service=service, **(given | fields))
 
-    app = create_app(options, open_served, on_exchange=lambda _exchange: None)
+    return create_app(options, open_served, on_exchange=lambda _exchange: None)
+
+
+@asynccontextmanager
+async def world(
+    engine: Engine | None = None,
+    options: HttpOptions = DEFAULTS,
+    policy: str = "barrier-fair",
+    **fields: Any,
+) -> AsyncGenerator[World]:
+    """The application with a model loaded, and a client; the arguments are those of app_of."""
+    app = app_of(engine, options, policy, **fields)
     async with started(app), client_of(app) as client:
         served = await until_loaded(app)
         yield World(app, client, served.service, served)
