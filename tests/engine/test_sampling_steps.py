@@ -208,6 +208,12 @@ def test_a_sampler_may_come_twice_or_not_at_all():
     )
 
 
+def test_top_p_is_reached_and_typical_p_is_passed():
+    equal = log([0.25] * 4)
+    assert list(left_over(equal, Sampling(samplers=("top_p",), top_p=0.5))) == [0, 1]
+    assert list(left_over(equal, Sampling(samplers=("typ_p",), typical_p=0.5))) == [0, 1, 2]
+
+
 MIN_KEEP = [
     ("top_p", {"top_p": 0.1}, 3),
     ("min_p", {"min_p": 0.99}, 3),
@@ -240,6 +246,11 @@ def test_xtc_of_equals_keeps_the_last():
     fields = {"xtc_probability": 1.0, "xtc_threshold": 0.2}
     found = left_over(log([0.3, 0.3, 0.3, 0.1]), Sampling(samplers=("xtc",), **fields))
     assert found == pytest.approx({2: 0.75, 3: 0.25})
+
+
+def test_xtc_at_its_highest_threshold():
+    fields = {"xtc_probability": 1.0, "xtc_threshold": 0.5}
+    assert left_over(log([0.5, 0.5]), Sampling(samplers=("xtc",), **fields)) == {1: 1.0}
 
 
 @pytest.mark.parametrize("fields", [{"xtc_probability": 0.0}, {"xtc_threshold": 0.51}])
@@ -296,6 +307,28 @@ def test_a_bias_is_added_before_everything():
 def test_a_bias_forbids():
     sampling = Sampling(samplers=(), logit_bias=((2, -math.inf), (1, 5.0), (1, -math.inf)))
     assert left_over([0.0, 1.0, 2.0], sampling) == {0: 1.0}
+
+
+def test_absurd_biases_still_forbid():
+    biases = ((1, 1e308), (1, 1e308), (1, -math.inf), (0, 1e308))
+    assert left_over([0.0, 1.0, 2.0], Sampling(samplers=(), logit_bias=biases)) == {0: 1.0}
+
+
+def test_absurd_penalties_stay_numbers():
+    """Infinities would meet in the differences of typical_p and of the penalties themselves."""
+    sampling = Sampling(
+        samplers=("penalties", "typ_p"),
+        typical_p=0.9,
+        repeat_penalty=1e-300,
+        frequency_penalty=1.7e308,
+        presence_penalty=1.7e308,
+    )
+    assert left_over([1e9, 1.0, -1e9, -1e9], sampling, [0, 0, 2]) == {1: 1.0}
+
+
+def test_a_temperature_that_overflows_for_others_only():
+    sampling = Sampling(samplers=("temperature", "typ_p"), temperature=1e-308, typical_p=0.9)
+    assert left_over([0.0, -5.0], sampling) == {0: 1.0}
 
 
 # --- the twin -------------------------------------------------------------------------------------

@@ -66,14 +66,9 @@ def dry(
         return
     window = last(tokens, sampling.dry_penalty_last_n)
     allowed, tails = sampling.dry_allowed_length, tables(sampling.dry_breakers)
-    if len(window) <= allowed:
-        return
-    limit = reach(window, tails)
-    if limit < allowed:
-        return
     lengths = {
         token: length
-        for token, length in continuations(window, limit, allowed).items()
+        for token, length in continuations(window, reach(window, tails), allowed).items()
         if 0 <= token < candidates.vocabulary and () not in tails.get(token, ())
     }
     if not lengths:
@@ -101,7 +96,7 @@ def reach(window: Sequence[int], tails: Tails) -> int:
         fitting = [
             len(tail)
             for tail in tails.get(window[at], ())
-            if len(tail) <= back and tuple(window[at + 1 : at + 1 + len(tail)]) == tail
+            if tuple(window[at + 1 : at + 1 + len(tail)]) == tail
         ]
         if fitting:
             return back - max(fitting)

@@ -76,7 +76,8 @@ def top_k(candidates: Candidates, sampling: Sampling) -> None:
 def typical(candidates: Candidates, sampling: Sampling) -> None:
     """Keep those whose surprise is nearest to the expected one, up to more than a probability.
 
-    Surprise is the negative log probability, and its expectation the entropy.
+    Surprise is the negative log probability, and its expectation the entropy.  Tokens that were
+    ruled out have no part in it; in llama.cpp they make the entropy NaN, and the order arbitrary.
     """
     if sampling.typical_p >= 1.0:
         return
