@@ -13,7 +13,7 @@ from phaseloop.cli.main import main
 
 @pytest.mark.parametrize("name", list(SUBJECTS))
 def test_every_subject_keeps_the_contract(name, capsys):
-    assert importlib.import_module(f"phaseloop.cli.bench_{name}").HELP == SUBJECTS[name]
+    assert SUBJECTS[name] == importlib.import_module(f"phaseloop.cli.bench_{name}").HELP
     assert main(["bench", name, "--help"]) == 0
     assert f"usage: phaseloop bench {name}" in capsys.readouterr().out
 

@@ -17,6 +17,7 @@ from synthetic import VOCABULARY, decoder_file, gemma_file
 
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights
+from phaseloop.ops import ggml_graph
 from phaseloop.ops.ggml import GgmlBackend
 from phaseloop.ops.interface import Aborted, BackendError, Span
 
@@ -167,6 +168,23 @@ def test_the_fast_path_shows_its_chunks(plain):
     standard = alone(backend)
     backend.truncate(0, 0)
     assert alone(backend, chunk=7) != standard
+
+
+@pytest.mark.parametrize("attention", ["tiled", "fast"])
+def test_unpacking_keys_and_values_beforehand_does_not_show(plain, monkeypatch, attention):
+    unpacking, not_unpacking = (
+        plain.backend(attention=attention),
+        plain.backend(attention=attention),
+    )
+    casts = []
+    cast = ggml_graph.ggml.ggml_cast
+    monkeypatch.setattr(ggml_graph.ggml, "ggml_cast", lambda *a: casts.append(a) or cast(*a))
+    standard = alone(unpacking)
+    count = len(casts)
+    assert count
+    monkeypatch.setattr(ggml_graph, "UNPACKED_BYTES_MAX", 0)
+    assert alone(not_unpacking) == standard
+    assert len(casts) == count
 
 
 def test_an_aborted_pass_ends_and_the_next_is_whole(plain):

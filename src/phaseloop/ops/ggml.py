@@ -9,17 +9,18 @@ Three ways to attend.
 `fast`    as ggml decides by the shape of a batch: nothing is promised.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import ggml
 import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_spans, output_rows
-from .ggml_graph import Built, GgmlOps, Group, MaskInput, Shape, node_count_max
+from .ggml_graph import TILE_ROWS, Built, GgmlOps, Group, MaskInput, Shape, node_count_max
 from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
+from .ggml_openmp import ggml
 from .ggml_regions import POSITION_STEP, CacheKind, Regions
 from .interface import Dimensions, Network, Region, Rows, Snapshot, Span, Weight
 from .passes import Pass, cut
@@ -104,14 +105,12 @@ class GgmlBackend:
 
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._regions.count, self._capacity)
-        found: list[list[Rows]] = [[] for _ in spans]
+        ends = list(itertools.accumulate(span.outputs for span in spans))
+        found = np.empty((ends[-1], self._dimensions.vocabulary), np.float32)
+        places = [end - span.outputs for end, span in zip(ends, spans, strict=True)]
         for one in cut(spans, self._rows_max, apart=self._attention == "tiled"):
-            logits = self._run(one)
-            row = 0
-            for lane, piece in zip(one.lanes, one.pieces, strict=True):
-                found[lane].append(logits[row : row + piece.outputs])
-                row += piece.outputs
-        return np.concatenate([rows for lane in found for rows in lane])
+            self._run(one, found, places)
+        return found
 
     def abort(self) -> None:
         self._cpu.abort()
@@ -144,26 +143,32 @@ class GgmlBackend:
 
     # --- one pass ---------------------------------------------------------------------------------
 
-    def _run(self, one: Pass) -> Rows:
+    def _run(self, one: Pass, found: Rows, places: list[int]) -> None:
+        """Compute a pass; its lanes' logits go to `places` in `found`, which move on by them."""
         pieces = one.pieces
         shape = self._shape_of(pieces)
         graph = self._graph_for(shape)
         try:
             fill_inputs(graph.built, shape, pieces, self._regions.capacity)
-            row_by_row = self._attention == "rows" or (
-                self._attention == "tiled" and not shape.tile
-            )
-            self._cpu.compute(graph.built.graph, row_by_row=row_by_row)
-            return graph.built.logits.copy()
+            self._cpu.compute(graph.built.graph, row_by_row=shape.row_by_row)
+            row = 0
+            for lane, piece in zip(one.lanes, pieces, strict=True):
+                place, count = places[lane], piece.outputs
+                found[place : place + count] = graph.built.logits[row : row + count]
+                row += count
+                places[lane] += count
         finally:
             if shape not in self._graphs:
                 graph.free()
 
     def _shape_of(self, pieces: Sequence[Span]) -> Shape:
         groups: list[Group] = []
+        # A graph for generated tokens serves again until they see more.  One for prompts seldom
+        # does, and ggml looks at every tile of their masks.
+        step = POSITION_STEP if all(len(piece.tokens) == 1 for piece in pieces) else TILE_ROWS
         for piece in pieces:
             rows = len(piece.tokens)
-            seen = -(-(piece.start + rows) // POSITION_STEP) * POSITION_STEP
+            seen = -(-(piece.start + rows) // step) * step
             last = groups[-1] if groups else None
             if (
                 last is not None
@@ -174,11 +179,13 @@ class GgmlBackend:
                 groups[-1] = Group(last.region, last.lanes + 1, rows, seen)
             else:
                 groups.append(Group(piece.region, 1, rows, seen))
+        is_tiled = self._attention == "tiled" and not pieces[0].generated
         return Shape(
             groups=tuple(groups),
             row_count=sum(len(piece.tokens) for piece in pieces),
             output_count=len(output_rows(pieces)),
-            tile=self._attention == "tiled" and not pieces[0].generated,
+            tile=is_tiled,
+            row_by_row=self._attention != "fast" and not is_tiled,
         )
 
     def _graph_for(self, shape: Shape) -> Graph:

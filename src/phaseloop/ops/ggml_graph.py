@@ -9,12 +9,12 @@ import ctypes
 from collections.abc import Mapping
 from typing import TypeAlias
 
-import ggml
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from .ggml_library import array_at
+from .ggml_openmp import ggml
 from .ggml_regions import Regions
 from .interface import Activation, Attention, Dimensions, Experts, Rope
 
@@ -27,6 +27,8 @@ INT32, INT64, UINT16, FLOAT32 = (
 )
 NO_NODE: Node = ctypes.POINTER(ggml.ggml_tensor)()
 TILE_ROWS = 64  # from this many query rows on, ggml's flash attention works in tiles
+TILE_WIDTH_STEP = 16  # where values of a head are a multiple of what any CPU computes at once
+UNPACKED_BYTES_MAX = 64 << 20  # keys and values of one group
 ROPE_ADJACENT, ROPE_HALVES = 0, 2
 VIEW_NODES_PER_ATTENTION = 16
 NODES_PER_LAYER = 64
@@ -51,6 +53,7 @@ class Shape(Struct, frozen=True):
     row_count: int
     output_count: int
     tile: bool  # fill up query rows, so that attention always takes the tiled path
+    row_by_row: bool  # attention takes each row by itself
 
 
 class MaskInput(Struct, frozen=True):
@@ -238,6 +241,8 @@ class GgmlOps:
             queries = ggml.ggml_pad(c, queries, 0, 0, lane_rows - group.rows, 0)
         queries = ggml.ggml_permute(c, queries, 0, 2, 1, 3)
         keys, values = self._seen(layer, 0, group), self._seen(layer, 1, group)
+        if self._unpacks(group):
+            keys, values = (ggml.ggml_cast(c, part, ggml.GGML_TYPE_F32) for part in (keys, values))
         mask = self._mask(index, spec.window)
         cap = spec.cap or 0.0
         found = ggml.ggml_flash_attn_ext(c, queries, keys, values, mask, spec.scale, 0.0, cap)
@@ -256,6 +261,21 @@ class GgmlOps:
             self._c, self._planes[layer][part], plane.width, group.seen, heads, group.lanes,
             plane.row_bytes, plane.row_bytes // heads, region_bytes, group.region * region_bytes,
         )  # fmt: skip
+
+    def _unpacks(self, group: Group) -> bool:
+        """Whether F16 keys and values are made F32 beforehand, once for all tiles and heads.
+
+        ggml's tiles do that themselves, each for itself; so it changes nothing but the time.
+        """
+        if self._regions.kind != "F16" or self._shape.row_by_row:
+            return False
+        if group.padded_rows(self._shape.tile) < TILE_ROWS:
+            return False
+        shape = self._dimensions
+        if shape.value_length % TILE_WIDTH_STEP:
+            return False
+        width = shape.kv_head_count * (shape.key_length + shape.value_length)
+        return 4 * group.lanes * group.seen * width <= UNPACKED_BYTES_MAX
 
     def _mask(self, index: int, window: int | None) -> Node:
         known = self._masks.get((index, window))

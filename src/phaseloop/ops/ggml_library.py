@@ -3,11 +3,11 @@
 import ctypes
 from typing import TypeVar
 
-import ggml
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from .ggml_openmp import ggml
 from .interface import Aborted, BackendError, Weight
 
 Scalar = TypeVar("Scalar", bound=np.generic)
