@@ -22,12 +22,12 @@ SLOTS = 8
 
 
 class Setting(Struct, frozen=True):
-    """One choice of levels.  The defaults are the baseline."""
+    """One choice of levels.  The defaults are the baseline; the standard has one thread."""
 
     cohort: int = 2
     policy: str = "barrier-fair"
     batch_tokens: int = 2048
-    threads: int = 1
+    threads: int = 2
     cache: Cache = "cold"
     leaver: Leaver = "nobody"
 
@@ -43,11 +43,21 @@ LEVELS: dict[str, tuple[object, ...]] = {
 BASELINE = Setting()
 
 
-def one_at_a_time() -> Iterator[Setting]:
-    for name, levels in LEVELS.items():
-        for level in levels:
-            if level != asdict(BASELINE)[name]:
-                yield Setting(**{name: level})
+def one_at_a_time() -> list[Setting]:
+    baseline = asdict(BASELINE)
+    return [
+        Setting(**{name: level})
+        for name, levels in LEVELS.items()
+        for level in levels
+        if level != baseline[name]
+    ]
+
+
+def name_of(setting: Setting) -> str:
+    """What is not as in the baseline."""
+    baseline = asdict(BASELINE)
+    other = [f"{name}={v}" for name, v in asdict(setting).items() if v != baseline[name]]
+    return ",".join(other) or "baseline"
 
 
 def grid(**levels: tuple[object, ...]) -> Iterator[Setting]:
@@ -134,7 +144,7 @@ def preparation(subject: Subject, cache: Cache) -> list[list[Job]]:
     """
     if cache == "cold":
         return []
-    tail = subject.others[0][: 60 if cache == "other slot" else 3]
+    tail = sum(subject.others, ())[: 60 if cache == "other slot" else 3]
     prompts = (subject.greedy, subject.sampled)
     held = [
         Job((*prompt[:CACHED], *differing(prompt[CACHED], tail)), 0, reuse=True, slot=slot)
