@@ -237,7 +237,11 @@ def test_no_file_names_a_place_on_somebodys_machine():
             assert not MACHINE_PATHS.search(line), f"{name_of(path)}, line {number}"
 
 
-DISTRIBUTIONS = {"ggml": "ggml-python", "cupy": "cupy-cuda12x"}  # import name -> where it differs
+DISTRIBUTIONS = {  # import name -> where it differs
+    "cupy": "cupy-cuda12x",
+    "ggml": "ggml-python",
+    "prometheus_client": "prometheus-client",
+}
 EXTRAS_OF_LAYERS = {"ops": {"cpu", "cuda"}, "kernels": {"cuda"}, "cli": {"hub", "ray"}}
 
 

@@ -62,6 +62,8 @@ def test_a_cohort_and_a_late_arrival():
         "nobody read between the rounds, so the two reports of progress became one"
     )
     assert (long.processed, short.processed, late.processed) == (100, 20, 10)
+    firsts = [timing.first_ns - timing.opened_ns for timing in (long, short, late)]
+    assert firsts == [MS, MS, MS], "each first token took one round, the sample"
     assert (counters.prompt_tokens, counters.prefill_rounds) == (130, 3)
     assert (counters.generated_tokens, counters.decode_rounds, counters.decode_lanes) == (9, 6, 9)
     assert (counters.prefill_ns, counters.decode_ns) == (3 * MS, 8 * MS)

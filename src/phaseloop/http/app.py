@@ -6,15 +6,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
 import structlog
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+
+from phaseloop.runtime.gateway import Stream
 
 from . import completion_routes, health, later, metrics, models, page, phase, props, slots, tokens
 from .auth import ApiKeys
 from .cors import ANY, Cors
 from .errors import ApiError, render_api_error, render_http_exception
 from .guard import BodyLimit, Envelope, Exchange, Faults, Gate
+from .histograms import Durations
 from .served import HttpOptions, Served, Serving
 from .table import Row, routes_of
 
@@ -68,7 +72,8 @@ def create_app(
     request once its answer is out.  Serve it by any ASGI server that has lifespan events.
     """
     serving = Serving(options)
-    prefix = options.prefix.rstrip("/")
+    prefix = options.prefix.strip("/")
+    prefix = f"/{prefix}" if prefix else ""
     app = Starlette(
         routes=routes_of(ROWS, prefix),
         middleware=[
@@ -87,13 +92,23 @@ def create_app(
     return app
 
 
+def measured(served: Served, durations: Durations) -> Served:
+    """The same, with the durations of its requests counted beside what else is made of them."""
+
+    def ended(stream: Stream) -> None:
+        durations.observe(stream)
+        served.ended(stream)
+
+    return replace(served, ended=ended)
+
+
 def lifespan_of(
     serving: Serving, open_served: OpenServed, on_failed: Callable[[BaseException], None]
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     async def hold(leave: asyncio.Event) -> None:
         try:
             async with open_served() as served:
-                serving.served = served
+                serving.served = measured(served, serving.durations)
                 await leave.wait()
                 serving.served = None
         except Exception as error:

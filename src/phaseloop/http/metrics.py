@@ -21,6 +21,7 @@ from phaseloop.runtime.service import Service
 from phaseloop.runtime.watch import Counters
 
 from .errors import not_supported
+from .histograms import Durations
 from .served import options_of, served_of, serving_of
 from .table import get
 
@@ -37,7 +38,7 @@ async def metrics(request: Request) -> Response:
     serving, service = serving_of(request), served_of(request).service
     counters, before = service.watch.counters, serving.scraped
     serving.scraped = replace(counters)
-    text = llamacpp(service.state, counters, before) + phaseloop(service)
+    text = llamacpp(service.state, counters, before) + phaseloop(service, serving.durations)
     headers = {"Process-Start-Time-Unix": str(serving.started), "Content-Type": TEXT_FORMAT}
     return Response(text, headers=headers)
 
@@ -127,18 +128,19 @@ def slots_taken(state: State) -> int:
 # --- phaseloop's own block ------------------------------------------------------------------------
 
 
-def phaseloop(service: Service) -> str:
+def phaseloop(service: Service, durations: Durations) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServiceCollector(service))
+    registry.register(ServiceCollector(service, durations))
     return generate_latest(registry).decode()
 
 
 class ServiceCollector(Collector):
     """Reads the scheduler's state and counters at the moment of the scrape."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, durations: Durations) -> None:
         self._state = service.state
         self._counters = service.watch.counters
+        self._durations = durations
 
     def collect(self) -> Iterable[Metric]:
         state, counters = self._state, self._counters
@@ -159,6 +161,7 @@ class ServiceCollector(Collector):
         yield by_label("rounds", "Rounds by kind.", "kind", rounds(counters))
         ends = {str(reason): count for reason, count in sorted(counters.ends.items())}
         yield by_label("requests", "Requests by how they ended.", "reason", ends)
+        yield from self._durations.families()
 
 
 def roles(state: State) -> dict[str, int]:

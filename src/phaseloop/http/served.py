@@ -17,6 +17,7 @@ from phaseloop.text.chat_template import ChatTemplate
 from phaseloop.text.tokenizer import Tokenizer
 
 from .errors import unavailable
+from .histograms import Durations
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,6 +102,7 @@ class Serving:
         self.started = int(time.time())  # unix seconds
         self.is_leaving = False
         self.scraped = Counters(ends={})  # as they were when /metrics was last asked for
+        self.durations = Durations()
 
     def excuse(self) -> str:
         """Why there is nothing to serve."""

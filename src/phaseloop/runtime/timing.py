@@ -19,6 +19,8 @@ class Timing:
         "cached",
         "decode_work_ns",
         "ended_ns",
+        "first_ns",
+        "generated",
         "opened_ns",
         "prefill_work_ns",
         "processed",
@@ -33,11 +35,13 @@ class Timing:
         self.begun_ns: int | None = None  # the first round with a row of it was launched
         self.ready_ns: int | None = None  # its prompt is done
         self.opened_ns: int | None = None  # the round of its first token was launched
+        self.first_ns: int | None = None  # that round's end: the first token was delivered
         self.ended_ns: int | None = None
         self.prefill_work_ns = 0
         self.decode_work_ns = 0
         self.cached = 0  # prompt tokens found in place, restored, or forked from another request
         self.processed = 0  # prompt tokens it computed itself
+        self.generated = 0  # tokens put into its outbox, of all choices
         self.slots: dict[int, int] = {}  # by choice
 
     def queue_ns(self) -> int:

@@ -78,7 +78,7 @@ class Watch:
                 case LaunchRound():
                     self._on_launch(effect, at_ns)
                 case DeliverTokens():
-                    self.counters.generated_tokens += sum(d.tokens for d in effect.deliveries)
+                    self._on_delivery(effect, at_ns)
                 case FinishRequest():
                     ends = self.counters.ends
                     ends[effect.reason] = ends.get(effect.reason, 0) + 1
@@ -109,6 +109,13 @@ class Watch:
                 stream.put(BEGUN)
             if lane.outputs and timing.opened_ns is None:
                 timing.opened_ns = at_ns
+
+    def _on_delivery(self, delivered: DeliverTokens, at_ns: int) -> None:
+        for delivery in delivered.deliveries:
+            self.counters.generated_tokens += delivery.tokens
+            stream = self._gateway.stream(delivery.request_id)
+            if stream is not None and stream.timing.first_ns is None:
+                stream.timing.first_ns = at_ns
 
     def _on_round(self, event: RoundCompleted, flight: Flight, before: State) -> None:
         prompt_lanes = [lane for lane in flight.lanes if is_prompt_lane(before, flight.kind, lane)]
