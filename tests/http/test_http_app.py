@@ -110,6 +110,16 @@ async def test_a_lost_engine_shows_in_health():
     }  # fmt: skip
 
 
+async def test_a_fault_of_the_loop_shows_in_health():
+    async with world() as here:
+        here.service.watch.counters = None  # the loop trips over it at the first tokens
+        submission = Submission(Request(0, 8))
+        with here.service.gateway.submit([submission]), pytest.raises(AttributeError):
+            await here.service.ended()
+        answer = await here.client.get("/health")
+    assert answer.status_code == 503
+
+
 async def test_a_server_within_its_grace_is_not_healthy_any_more():
     engine = TextEngine()
     async with world(engine) as here:
@@ -148,8 +158,9 @@ async def test_a_wrong_method_is_told_the_right_ones():
     assert set(of_two.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT"}
 
 
-async def test_everything_lies_below_the_prefix():
-    async with world(options=HttpOptions(prefix="/api/", api_keys=("key",))) as here:
+@pytest.mark.parametrize("prefix", ["/api", "/api/", "api"])
+async def test_everything_lies_below_the_prefix(prefix):
+    async with world(options=HttpOptions(prefix=prefix, api_keys=("key",))) as here:
         assert (await here.client.get("/api/health")).status_code == 200
         assert (await here.client.get("/api/")).status_code == 200
         assert (await here.client.get("/api/slots")).status_code == 401
