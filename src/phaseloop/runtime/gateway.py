@@ -147,6 +147,7 @@ class Stream:
         self._items.append(item)
         if isinstance(item, Delivered):
             self._waiting_tokens += item.count
+            self.timing.generated += item.count
             bound = self._gateway.outbox_bound(self.request)
             assert self._waiting_tokens <= bound, "a parked request delivers at most one round"
             if not self._is_stalled and self._waiting_tokens >= self._gateway.outbox_mark:
