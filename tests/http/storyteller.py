@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from scripted import DESCRIPTION, ScriptedEngine
+from scripted import DESCRIPTION, MS, ScriptedEngine
 from vocabularies import bpe_tokenizer
 
 from phaseloop.core.vocabulary import Failed, Lane, LaunchRound, Produced, SeatRequest
@@ -20,7 +20,8 @@ OTHER = TOKENIZER.encode("X")[0]
 class Storyteller(ScriptedEngine):
     """Every choice's answer is `tell` of its prompt: one token of it per round, then the end.
 
-    `fails` names rounds, by kind, whose lanes fail.  While `gate` is clear, rounds wait.
+    `fails` names rounds, by kind, whose lanes fail.  While `gate` is clear, rounds wait.  In virtual
+    time each takes `duration_ns`.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Storyteller(ScriptedEngine):
         tell: Callable[[Content, int], Sequence[int]] | None = None,
         ends: bool = True,
         fails: str = "",
+        duration_ns: int = MS,
         **description: Any,
     ):
-        super().__init__()
+        super().__init__(duration_ns=duration_ns)
         ids = TOKENIZER.encode(text)
         self.tell = tell or (lambda content, choice: ids)
         self.ends = ends
@@ -55,12 +57,13 @@ class Storyteller(ScriptedEngine):
         self.gate.wait()
         if launch.kind == self.fails:
             failed = tuple(Failed("out of order") for _ in launch.lanes)
-            return Outcome(failed, ((),) * len(failed))
+            return Outcome(failed, ((),) * len(failed), duration_ns=self.duration_ns)
         told = [self._told(lane) for lane in launch.lanes]
         results = tuple(result for result, _, _ in told)
         tokens = tuple(ids for _, ids, _ in told)
         likelihoods = tuple(likelihoods for _, _, likelihoods in told)
-        return Outcome(results, tokens, likelihoods if any(likelihoods) else ())
+        given = likelihoods if any(likelihoods) else ()
+        return Outcome(results, tokens, given, duration_ns=self.duration_ns)
 
     def _told(self, lane: Lane) -> tuple[Produced, tuple[int, ...], tuple[Likelihood, ...]]:
         if not lane.outputs:
