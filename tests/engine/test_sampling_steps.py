@@ -309,9 +309,10 @@ def test_a_bias_forbids():
     assert left_over([0.0, 1.0, 2.0], sampling) == {0: 1.0}
 
 
-def test_absurd_biases_still_forbid():
-    biases = ((1, 1e308), (1, 1e308), (1, -math.inf), (0, 1e308))
-    assert left_over([0.0, 1.0, 2.0], Sampling(samplers=(), logit_bias=biases)) == {0: 1.0}
+def test_absurd_biases_do_not_forbid_and_what_is_forbidden_stays_so():
+    biases = ((1, 1e308), (1, 1e308), (1, -math.inf), (0, -1e308), (0, -1e308))
+    chain = Sampling(samplers=("top_k",), logit_bias=biases)
+    assert left_over([0.0, 1.0, -math.inf], chain) == {0: 1.0}
 
 
 def test_absurd_penalties_stay_numbers():

@@ -22,7 +22,7 @@ def bias(candidates: Candidates, sampling: Sampling) -> None:
     added = np.zeros(candidates.vocabulary)
     for token, value in sampling.logit_bias:
         if 0 <= token < candidates.vocabulary:
-            added[token] += min(value, CEILING)
+            added[token] += value if value == -np.inf else min(max(value, -CEILING), CEILING)
     added = candidates.look_up(added)
     touched = np.flatnonzero(added)
     ruled_out = np.isneginf(added)
