@@ -62,7 +62,7 @@ def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -
     limits = served.service.limits
     stop_texts = stops_of(fields)
     alternatives = alternatives_of(fields, shape)
-    sampling = sampling_of(fields, served.defaults, served.tokenizer)
+    sampling = sampling_of(fields, served.defaults, served.tokenizer, served.breaker_texts)
     if alternatives is not None:  # the engine reports nothing for 0, so ask for one more
         sampling = replace(sampling, n_probs=max(1, alternatives))
     echo = shape == "completion" and fields.flag("echo", False)
@@ -80,15 +80,15 @@ def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -
         limit=None if limit < 0 else limit,
         stops=StopStrings(stop_texts) if stop_texts else None,
         stop_texts=stop_texts,
-        breaker_texts=breaker_strings_of(fields),
+        breaker_texts=breaker_strings_of(fields, served.breaker_texts),
         ignore_eos=fields.flag("ignore_eos", False),
         keep=fields.bounded("n_keep", default=0, low=-1),
         shifts=served.context_shift,
-        cache_prompt=fields.flag("cache_prompt", True),
+        cache_prompt=fields.flag("cache_prompt", served.cache_prompt),
         slot_hint=slot_of(fields, limits.slot_count),
         priority=fields.bounded("priority", default=0, low=-INT_MAX),
         deadline_after_ns=milliseconds(fields, "deadline_ms"),
-        queue_wait_ns_max=milliseconds(fields, "max_queue_ms"),
+        queue_wait_ns_max=milliseconds(fields, "max_queue_ms", served.queue_wait_ns_max),
         newline_after_ns=milliseconds(fields, "t_max_predict_ms"),
         stream=fields.flag("stream", False),
         include_usage=fields.nested("stream_options").flag("include_usage", False),
@@ -185,8 +185,10 @@ def slot_of(fields: Fields, slot_count: int) -> int | None:
     return None if slot < 0 else slot
 
 
-def milliseconds(fields: Fields, name: str) -> int | None:
+def milliseconds(fields: Fields, name: str, default_ns: int | None = None) -> int | None:
     """A duration in nanoseconds; 0 and -1 are no limit."""
+    if fields.found(name)[1] is None:
+        return default_ns
     duration = fields.bounded(name, default=0, low=-1, high=INT_MAX)
     return duration * MS if duration > 0 else None
 

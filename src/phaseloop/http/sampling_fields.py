@@ -55,7 +55,12 @@ def _sampler_names() -> dict[str, SamplerName]:
 SAMPLER_NAMES = _sampler_names()
 
 
-def sampling_of(fields: Fields, defaults: Sampling, tokenizer: Tokenizer) -> Sampling:
+def sampling_of(
+    fields: Fields,
+    defaults: Sampling,
+    tokenizer: Tokenizer,
+    breaker_texts: tuple[str, ...] = BREAKERS_DEFAULT,
+) -> Sampling:
     """Raises ApiError.  May take a while: texts within become tokens."""
     refuse_what_comes_later(fields)
     base = fields.real("dry_base", default=defaults.dry_base)
@@ -92,7 +97,7 @@ def sampling_of(fields: Fields, defaults: Sampling, tokenizer: Tokenizer) -> Sam
         logit_bias=defaults.logit_bias,
         post_sampling_probs=fields.flag("post_sampling_probs", defaults.post_sampling_probs),
     )
-    strings = breaker_strings_of(fields)
+    strings = breaker_strings_of(fields, breaker_texts)
     if multiplier != 0.0:  # looking through the vocabulary is not for free
         drawn = replace(drawn, dry_breakers=breakers_of(tokenizer, strings))
     return replace(drawn, logit_bias=logit_bias_of(fields, drawn.logit_bias, tokenizer))
@@ -146,13 +151,13 @@ def samplers_of(fields: Fields, default: tuple[SamplerName, ...]) -> tuple[Sampl
     return tuple(chosen)
 
 
-def breaker_strings_of(fields: Fields) -> tuple[str, ...]:
+def breaker_strings_of(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
     strings = fields.texts(
         "dry_sequence_breakers", count_max=BREAKERS_MAX, characters_max=BREAKERS_CHARACTERS_MAX
     )
     if strings is not None and not strings:
         raise invalid_field("dry_sequence_breakers", "must not be empty; leave it out instead")
-    return BREAKERS_DEFAULT if strings is None else strings
+    return default if strings is None else strings
 
 
 def breakers_of(tokenizer: Tokenizer, strings: tuple[str, ...]) -> tuple[Breaker, ...]:

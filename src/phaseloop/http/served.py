@@ -18,6 +18,7 @@ from phaseloop.text.tokenizer import Tokenizer
 
 from .errors import unavailable
 from .histograms import Durations
+from .sampling_fields import BREAKERS_DEFAULT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +69,9 @@ class Served(Struct, frozen=True):
     created: int = 0  # unix seconds
     id_seed: int = 0  # of the ids in answers; the same one gives a replay the same ids
     default_seed: int | None = None  # of requests that state none; None draws one for each
+    breaker_texts: tuple[str, ...] = BREAKERS_DEFAULT  # of DRY, where a request names none
+    cache_prompt: bool = True  # a prompt may begin with what was computed before
+    queue_wait_ns_max: int | None = None  # the longest wait for a seat; None is any
     context_shift: bool = False  # an answer that fills the context goes on, its beginning dropped
     prefills: bool = True  # a last message of the assistant is continued unasked
     template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
