@@ -3,6 +3,8 @@
 Method: members and values are spelt out as llama-server has them; what differs is named.
 """
 
+import httpx
+import openai
 import pytest
 from http_world import world
 from msgspec.structs import replace
@@ -52,6 +54,28 @@ async def test_the_model_is_listed_for_openai_and_for_ollama_clients(path):
         "capabilities", "parameters", "details",
     }  # fmt: skip
     assert record["details"]["quantization_level"] == "Q4_0"
+
+
+async def test_the_openai_client_finds_the_model_and_understands_refusals():
+    async with world(options=HttpOptions(api_keys=("key",))) as here:
+
+        def client(key: str) -> openai.AsyncOpenAI:
+            made = httpx.AsyncClient(transport=httpx.ASGITransport(here.app))
+            return openai.AsyncOpenAI(
+                api_key=key, base_url="http://server/v1", http_client=made, max_retries=0
+            )
+
+        async with client("key") as friend, client("other") as stranger:
+            listed = await friend.models.list()
+            assert [model.id for model in listed.data] == ["tiny"]
+            with pytest.raises(openai.AuthenticationError, match="Invalid API Key"):
+                await stranger.models.list()
+            with pytest.raises(openai.NotFoundError):
+                await friend.models.retrieve("tiny")
+            with pytest.raises(openai.InternalServerError, match="embeddings") as refused:
+                await friend.embeddings.create(model="tiny", input="hi")
+            assert refused.value.status_code == 501
+            assert refused.value.request_id.startswith("req_")
 
 
 # --- props ----------------------------------------------------------------------------------------
