@@ -69,7 +69,7 @@ def test_an_unknown_tensor_is_named(tmp_path):
 
 
 def test_an_unknown_architecture_is_named(tmp_path):
-    with pytest.raises(ModelError, match="'gpt9' is not supported; supported are llama"):
+    with pytest.raises(ModelError, match="'gpt9' is not supported, supported are llama"):
         loaded(decoder_file("gpt9"), tmp_path)
 
 

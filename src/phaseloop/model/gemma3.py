@@ -34,7 +34,7 @@ from .shape import (
     read_shape,
     score_scale,
 )
-from .weights import Expected, Weights
+from .weights import OTHER, Expected, Weights
 
 LAYERS_OF_27B = 62  # whose queries are scaled by the width per head, not by the head's own
 PATTERN, LOCAL_BASE = 6, 10_000.0
@@ -73,7 +73,8 @@ class Gemma3(Struct, frozen=True):
 def gemma3(weights: Weights) -> Model:
     shape = read_shape(weights, "gemma3")
     if shape.expert_count:
-        raise weights.error("key gemma3.expert_count: mixtures of this family are not supported")
+        what = "key gemma3.expert_count: mixtures of this family are not supported"
+        raise weights.error(what, OTHER)
     rope = read_rope(weights, "gemma3", shape, "halves")
     weights.check(expected_tensors(shape, rope))
     local = replace(

@@ -22,6 +22,7 @@ ALIGNMENT_DEFAULT = 32
 ALIGNMENT_MAX = 1 << 20
 AXIS_COUNT_MAX = 4
 NAME_BYTES_MAX = 65_535
+MESSAGE_LENGTH_MAX = 600  # characters
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q"}
 SCALARS[12] = "<d"
@@ -32,7 +33,17 @@ Value: TypeAlias = int | float | bool | str | list[str] | Array
 
 
 class ModelError(Exception):
-    """A model file that cannot be used: names the file, the key or tensor, and the remedy."""
+    """A model file that cannot be used: names the file, the key or tensor, and the remedy.
+
+    Names come from the file.  What no terminal should be sent is escaped, and what would bury the
+    rest is cut out of the middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        if len(shown) > MESSAGE_LENGTH_MAX:
+            shown = f"{shown[: MESSAGE_LENGTH_MAX // 2]} ... {shown[-MESSAGE_LENGTH_MAX // 2 :]}"
+        super().__init__(shown)
 
 
 class TensorEntry(Struct, frozen=True):

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from .gemma3 import gemma3
-from .gguf_file import ModelError
 from .llama import llama
 from .qwen import qwen2, qwen3, qwen3moe
 from .shape import Model
-from .weights import Weights
+from .weights import OTHER, Weights
 
 ARCHITECTURES: dict[str, Callable[[Weights], Model]] = {
     "llama": llama,
@@ -23,8 +22,6 @@ def load_model(weights: Weights) -> Model:
     name = weights.get("general.architecture", str)
     build = ARCHITECTURES.get(name)
     if build is None:
-        raise ModelError(
-            f"{weights.path}: architecture {name!r} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise weights.error(f"architecture {name!r} is not supported, supported are {known}", OTHER)
     return build(weights)

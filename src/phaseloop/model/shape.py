@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from phaseloop.ops.interface import Dimensions, Network, Rope
 
-from .weights import Expected, Weights
+from .weights import DOWNLOAD, OTHER, Expected, Weights
 
 LAYER_COUNT_MAX = 1024
 WIDTH_MAX = 1 << 20
@@ -70,7 +70,7 @@ def read_shape(weights: Weights, architecture: str) -> Shape:
     if shape.head_count % shape.kv_head_count:
         raise weights.error(
             f"key {architecture}.attention.head_count_kv is {shape.kv_head_count}, which does not "
-            f"divide the {shape.head_count} heads; convert the model again"
+            f"divide the {shape.head_count} heads"
         )
     return shape
 
@@ -79,12 +79,12 @@ def read_vocabulary(weights: Weights) -> int:
     """Rows of the embedding; the tokenizer may know fewer tokens, never more."""
     embedding = weights.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
-        raise weights.error(f"tensor {EMBEDDING} is missing or no matrix; download the model again")
+        raise weights.error(f"tensor {EMBEDDING} is missing or no matrix", DOWNLOAD)
     tokens = weights.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > embedding.shape[0]:
         raise weights.error(
             f"key tokenizer.ggml.tokens has {len(tokens)} tokens, {EMBEDDING} only "
-            f"{embedding.shape[0]} rows; convert the model again"
+            f"{embedding.shape[0]} rows"
         )
     return embedding.shape[0]
 
@@ -113,7 +113,9 @@ def read_rope(
         case "yarn":
             return yarn(weights, f"{key}scaling.", shape, rope, factor)
         case other:
-            raise weights.error(f"key {key}scaling.type is {other!r}, which is not supported")
+            raise weights.error(
+                f"key {key}scaling.type is {other!r}, which is not supported", OTHER
+            )
 
 
 def yarn(weights: Weights, key: str, shape: Shape, rope: Rope, factor: float) -> Rope:

@@ -21,6 +21,9 @@ from .scales import first_bad_value
 
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 SPLIT_COUNT_MAX = 1024
+CONVERT = "convert the model again, with a current converter"
+DOWNLOAD = "download the model again"
+OTHER = "use another model, or another version of phaseloop"
 # Integers and doubles hold no weights; Q8_1 and Q8_K only ever hold activations.
 NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
@@ -66,7 +69,7 @@ class Weights(Struct, frozen=True):
         """A scalar of the metadata.  Integers count as floats where a float is wanted."""
         value = self.metadata.get(key, default)
         if value is None:
-            raise self.error(f"key {key} is missing; convert the model with a current converter")
+            raise self.error(f"key {key} is missing")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -87,8 +90,8 @@ class Weights(Struct, frozen=True):
             raise self.error(f"key {key} is {value}, possible are {low} to {high}")
         return value
 
-    def error(self, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {problem}")
+    def error(self, problem: str, remedy: str = CONVERT) -> ModelError:
+        return ModelError(f"{self.path}: {problem}; {remedy}")
 
     def check(self, expected: Mapping[str, Expected]) -> None:
         """Every expected tensor is there, in its shape and a usable type, and no other is.
@@ -100,21 +103,21 @@ class Weights(Struct, frozen=True):
             if weight is None:
                 if expectation.is_optional:
                     continue
-                raise self.error(f"tensor {name} is missing; download the model again")
+                raise self.error(f"tensor {name} is missing", DOWNLOAD)
             if weight.shape != expectation.shape:
                 raise self.error(
                     f"tensor {name} has shape {list(weight.shape)}, its metadata demand "
-                    f"{list(expectation.shape)}; convert the model again"
+                    f"{list(expectation.shape)}"
                 )
             if expectation.is_vector and weight.kind != "F32":
                 raise self.error(f"tensor {name} is {weight.kind}, only F32 is possible here")
             if weight.kind in NO_WEIGHTS:
                 raise self.error(f"tensor {name} is {weight.kind}, which holds no weights")
-        for name in self.tensors.keys() - expected.keys():
-            raise self.error(
-                f"tensor {name} is unknown to architecture "
-                f"{self.metadata.get('general.architecture')}; this variant is not supported"
-            )
+        for name in self.tensors:
+            if name not in expected:
+                architecture = self.metadata.get("general.architecture")
+                what = f"tensor {name} is unknown to architecture {architecture}"
+                raise self.error(f"{what}: this variant is not supported", OTHER)
 
     def check_values(self, progress: Progress = lambda done, total: None) -> None:
         """No NaN and no infinity among values and block scales.  Reads every byte once."""
@@ -123,8 +126,8 @@ class Weights(Struct, frozen=True):
             bad = first_bad_value(weight)
             if bad is not None:
                 raise self.error(
-                    f"tensor {weight.name}, block {bad}: a scale or value is NaN or infinite; "
-                    "the file is damaged, download it again"
+                    f"tensor {weight.name}, block {bad}: a scale or value is NaN or infinite",
+                    DOWNLOAD,
                 )
             done += weight.data.nbytes
             progress(done, self.size_bytes)
@@ -153,7 +156,9 @@ def open_weights(path: Path) -> Weights:
             )
         for entry in part.tensors:
             if entry.name in tensors:
-                raise ModelError(f"{part.path}: tensor {entry.name} is in an earlier part, too")
+                raise ModelError(
+                    f"{part.path}: tensor {entry.name} is in an earlier part, too; {DOWNLOAD}"
+                )
             tensors[entry.name] = weight_of(part, entry)
     stated = first.metadata.get("split.tensors.count", len(tensors))
     if stated != len(tensors):
@@ -179,7 +184,8 @@ def split_paths(path: Path) -> list[Path]:
         return [path]
     count = int(found["count"])
     if not 1 <= count <= SPLIT_COUNT_MAX:
-        raise ModelError(f"{path}: a model of {count} parts; 1 to {SPLIT_COUNT_MAX} are possible")
+        what = f"its name says {count} parts, 1 to {SPLIT_COUNT_MAX} are possible"
+        raise ModelError(f"{path}: {what}; rename it")
     if int(found["number"]) != 1:
         raise ModelError(f"{path}: part {int(found['number'])} of a split model; name the first")
     names = [f"{found['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
