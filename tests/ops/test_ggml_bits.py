@@ -117,6 +117,14 @@ def test_neighbours_do_not_show(tiny, cache):
     assert np.concatenate(rows).tobytes() == standard
 
 
+@pytest.mark.parametrize("attention", ["tiled", "rows"])
+def test_prompts_of_one_token_in_neighbouring_regions_do_not_show(plain, attention):
+    backend = plain.backend(attention=attention)
+    single = [backend.forward([Span(0, 0, [token], 1, False)]) for token in (3, 4, 5)]
+    spans = [Span(region, 0, [token], 1, False) for region, token in enumerate((3, 4, 5))]
+    assert backend.forward(spans).tobytes() == np.concatenate(single).tobytes()
+
+
 def test_a_mixed_pass_does_not_show(plain):
     standard = alone(plain.backend())
     backend = plain.backend()

@@ -165,6 +165,7 @@ class GgmlBackend:
         groups: list[Group] = []
         # A graph for generated tokens serves again until they see more.  One for prompts seldom
         # does, and ggml looks at every tile of their masks.
+        is_tiled = self._attention == "tiled" and not pieces[0].generated
         step = POSITION_STEP if all(len(piece.tokens) == 1 for piece in pieces) else TILE_ROWS
         for piece in pieces:
             rows = len(piece.tokens)
@@ -172,6 +173,7 @@ class GgmlBackend:
             last = groups[-1] if groups else None
             if (
                 last is not None
+                and not is_tiled
                 and rows == last.rows == 1
                 and seen == last.seen
                 and piece.region == last.region + last.lanes
@@ -179,7 +181,6 @@ class GgmlBackend:
                 groups[-1] = Group(last.region, last.lanes + 1, rows, seen)
             else:
                 groups.append(Group(piece.region, 1, rows, seen))
-        is_tiled = self._attention == "tiled" and not pieces[0].generated
         return Shape(
             groups=tuple(groups),
             row_count=sum(len(piece.tokens) for piece in pieces),
