@@ -183,7 +183,6 @@ NOT_YET = [
     for path in (
         "/embedding", "/embeddings", "/v1/embeddings", "/rerank", "/reranking", "/v1/rerank",
         "/v1/reranking", "/v1/responses", "/responses", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens",
         "/v1/responses/input_tokens", "/responses/input_tokens", "/v1/chat/completions/control",
         "/infill", "/slots/0", "/v1/audio/transcriptions", "/v1/systemone", "/models",
         "/models/load", "/models/unload", "/v1/streams/lookup", "/lora-adapters",

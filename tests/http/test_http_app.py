@@ -7,7 +7,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from http_world import Hold, TextEngine, client_of, started, until_loaded, world
+from http_world import Hold, TextEngine, client_of, started, until, until_loaded, world
 from starlette.responses import Response
 
 from phaseloop.core.vocabulary import Request
@@ -127,7 +127,7 @@ async def test_a_server_within_its_grace_is_not_healthy_any_more():
         with here.service.gateway.submit([Submission(Request(0, 8))]) as call:
             await hold.reached.wait()
             here.service.shut_down()
-            await asyncio.sleep(0)  # the loop takes the event
+            await until(lambda: here.service.state.shutdown_at_ns is not None)
             answer = await here.client.get("/health")
             hold.let_go()
             (stream,) = call.streams

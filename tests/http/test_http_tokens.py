@@ -190,6 +190,16 @@ async def test_a_model_without_a_template_says_what_helps():
     assert "--chat-template" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+async def test_a_conversations_tokens_are_counted_with_what_the_model_wants_first(path):
+    body = {"messages": [USER], "add_generation_prompt": False}
+    answer = await post(f"{path}/input_tokens", body, template=TEMPLATE)
+    assert answer.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": 1 + len(ids("[user]hi;")),
+    }
+
+
 # --- off the event loop ---------------------------------------------------------------------------
 
 
@@ -199,6 +209,7 @@ async def test_a_model_without_a_template_says_what_helps():
         ("/tokenize", {"content": "fox"}),
         ("/detokenize", {"tokens": [5]}),
         ("/apply-template", {"messages": [USER]}),
+        ("/chat/completions/input_tokens", {"messages": [USER]}),
     ],
 )
 async def test_text_is_worked_on_in_a_thread(path, body, monkeypatch):

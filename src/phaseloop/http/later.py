@@ -48,7 +48,6 @@ ROWS: tuple[Row, ...] = (
     post(RESPONSES, "/v1/responses", "/responses"),
     post(MESSAGES, "/v1/messages"),
     post(COUNTING, "/v1/messages/count_tokens"),
-    post(COUNTING, "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
     post(COUNTING, "/v1/responses/input_tokens", "/responses/input_tokens"),
     post(refuse("This server cannot end reasoning early"), "/v1/chat/completions/control"),
     post(refuse("This server does not support infilling yet"), "/infill"),

@@ -12,7 +12,8 @@ from .body import fields_of
 from .errors import invalid_field, json_response
 from .request_chat import rendered
 from .request_fields import Fields, shown, whole, wrong
-from .served import served_of
+from .request_prompt import text_prompt
+from .served import Served, served_of
 from .table import post
 
 
@@ -85,8 +86,21 @@ async def apply_template(request: Request) -> Response:
     return json_response({"prompt": await served.in_thread(rendered, fields, served, now)})
 
 
+async def input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a chat request has."""
+    fields, served = await fields_of(request), served_of(request)
+    now = datetime.now().astimezone()
+    count = await served.in_thread(counted, fields, served, now)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
+def counted(fields: Fields, served: Served, now: datetime) -> int:
+    return len(text_prompt(rendered(fields, served, now), served.tokenizer).tokens)
+
+
 ROWS = (
     post(tokenize, "/tokenize"),
     post(detokenize, "/detokenize"),
     post(apply_template, "/apply-template"),
+    post(input_tokens, "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
 )
