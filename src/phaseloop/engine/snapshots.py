@@ -21,11 +21,12 @@ from phaseloop.ops.interface import Snapshot
 
 Ids: TypeAlias = NDArray[np.int32]
 
-# Tokens.  Fewer are computed about as fast as a round that moves them takes.
-MOVE_MIN = 32
-# A snapshot copies the whole sequence for the sake of what would be lost.  On a CPU a token is
-# copied in microseconds and computed in milliseconds: up to this many copies per token saved pay,
-# even if few snapshots are ever used.
+# Tokens.  On a CPU a token is copied in microseconds and computed in milliseconds, but a round that
+# copies costs about a millisecond by itself.
+MOVE_MIN = 8
+# Few snapshots are ever used, and each copies a whole sequence for the sake of what would be lost:
+# so that must be this many tokens, and one token of it may cost this many copies.
+KEEP_MIN = 32
 COPIES_MAX = 16
 MIB = 1 << 20
 BUDGET_MIB = 8192
@@ -113,7 +114,7 @@ def size_bytes(kept: Kept) -> int:
 
 def is_worth_keeping(lost: int, length: int) -> bool:
     """Whether `lost` tokens of a state of `length` justify a copy of it, or another slot."""
-    return lost >= MOVE_MIN and lost * COPIES_MAX >= length
+    return lost >= KEEP_MIN and lost * COPIES_MAX >= length
 
 
 def packed(tokens: Sequence[int]) -> Ids:

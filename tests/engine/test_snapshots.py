@@ -1,0 +1,381 @@
+"""Goal: a prompt finds the longest beginning that anybody holds, and never one that is not its own.
+
+Method: the store by hand; then the model engine with a model whose cells are its tokens
+(recall.py), so that a wrongly reused cell is a wrong answer: scenarios with their lengths stated,
+and random runs in which requests are cancelled, stopped, stalled, evicted, saved and failed in
+every role, each answer being compared with the one of a cold run.
+"""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recall import Shell, answer, chance, recall_engine
+
+from phaseloop.core.policy import PRESETS
+from phaseloop.core.vocabulary import Candidate
+from phaseloop.engine.snapshots import (
+    MIB,
+    Snapshots,
+    budget_bytes,
+    common_length,
+    is_worth_keeping,
+    memory_bytes,
+    packed,
+)
+from phaseloop.ops.interface import Snapshot
+
+RANDOM = np.random.default_rng(5)
+
+
+def tokens(length):
+    return tuple(RANDOM.integers(0, 64, length).tolist())
+
+
+A, B, C = tokens(100), tokens(100), tokens(100)
+
+
+# --- lengths and tokens ---------------------------------------------------------------------------
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 3000))
+def test_the_common_length_is_where_two_first_differ(common, left, right):
+    head, tail = np.arange(common, dtype=np.int32), np.full(left, -1, np.int32)
+    other = np.full(right, -2, np.int32)
+    assert common_length(np.append(head, tail), np.append(head, other)) == common
+
+
+@pytest.mark.parametrize(
+    ("lost", "length", "is_worth"),
+    [(31, 31, False), (32, 32, True), (32, 512, True), (32, 513, False), (100, 1601, False)],
+)
+def test_what_is_worth_a_copy(lost, length, is_worth):
+    """At least 32 tokens, and a sixteenth of what would be copied."""
+    assert is_worth_keeping(lost, length) == is_worth
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+def put(store, ids, saved=None):
+    """Cells of 8 bytes a token, as well as 4 for its id."""
+
+    def save():
+        if saved is not None:
+            saved.append(len(store))
+        return Snapshot(len(ids), (np.zeros((len(ids), 8), np.uint8),))
+
+    return store.put(packed(ids), 8 * len(ids), save)
+
+
+def found(store, prompt):
+    one = store.find(packed(prompt))
+    return None if one is None else (one.kept.snapshot_id, one.length)
+
+
+def test_the_longest_common_beginning_is_found():
+    store = Snapshots(1 << 20)
+    put(store, A)
+    put(store, A[:50] + B)
+    put(store, C)
+    assert found(store, A[:50] + B[:20] + C) == (1, 70)
+    assert found(store, A) == (0, 100)
+    assert found(store, ()) is None
+
+
+def test_a_snapshot_that_covers_another_is_the_only_one():
+    store = Snapshots(1 << 20)
+    saved = []
+    assert put(store, A[:60], saved)
+    assert put(store, A, saved), "the longer one replaces the shorter"
+    assert len(store) == 1 and found(store, A) == (1, 100)
+    assert not put(store, A[:80], saved), "it is there already"
+    assert len(saved) == 2, "what is covered is not even copied"
+
+
+def test_the_longest_unused_goes_first_and_before_the_copy_is_made():
+    store = Snapshots(2 * 1200)
+    put(store, A)
+    put(store, B)
+    assert store.size_bytes == 2 * 1200
+    store.touch(store.find(packed(A)).kept)
+    saved = []
+    put(store, C, saved)
+    assert saved == [1], "room was made before"
+    assert found(store, B[:40] + A) is None and found(store, A) == (0, 100)
+    assert store.size_bytes == 2 * 1200
+
+
+def test_what_a_prompt_covers_counts_as_used():
+    store = Snapshots(2 * 1200)
+    put(store, A)
+    put(store, B)
+    put(store, A[:50])  # covered by A, which becomes the one used last
+    put(store, C)
+    assert found(store, A) == (0, 100) and found(store, B) is None
+
+
+def test_nothing_over_the_budget_is_kept_and_nothing_is_lost_for_it():
+    store = Snapshots(1300)
+    put(store, A)
+    assert not put(store, tokens(200))
+    assert found(store, A) == (0, 100)
+    assert not put(Snapshots(0), A)
+
+
+def test_the_budget(tmp_path):
+    assert budget_bytes(0) == 0
+    assert budget_bytes(100) == 100 * MIB
+    assert budget_bytes(-1) > 1 << 60
+    assert 0 < budget_bytes(None) <= 8192 * MIB
+    info, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    info.write_text("MemTotal: 900 kB\nMemAvailable:    500 kB\n")
+    assert memory_bytes(info, (limit,)) == 500 * 1024
+    limit.write_text("max\n")
+    assert memory_bytes(info, (limit,)) == 500 * 1024
+    limit.write_text("1000\n")
+    assert memory_bytes(info, (limit,)) == 1000
+    assert memory_bytes(tmp_path / "none", ()) == 0
+
+
+# --- where a prompt finds its beginning -----------------------------------------------------------
+
+
+def shell(**options):
+    limits = {name: options.pop(name) for name in ("policy", "save_idle") if name in options}
+    engine, _ = recall_engine(**options)
+    return Shell(engine, **limits)
+
+
+def ask(shell, *prompts, **fields):
+    """Served to the end, and rightly; how many tokens each found."""
+    fields = {"output_limit": 5} | fields
+    ids = shell.arrive(*prompts, **fields)
+    shell.drain()
+    like_prompt = shell.engine.describe().reuses_generated
+    for request_id in ids:
+        expected = answer(shell.prompts[request_id], 5, like_prompt=like_prompt)
+        assert shell.given[request_id, 0] == expected[: fields["output_limit"]]
+    return [shell.cached[request_id] for request_id in ids]
+
+
+def held(shell):
+    return [len(slot.kept) for slot in shell.engine._slots]
+
+
+def test_a_next_turn_finds_its_slot_and_copies_nothing():
+    served = shell()
+    assert ask(served, A) == [0]
+    turn = (*A, *answer(A, 5), *B[:20])
+    assert ask(served, turn) == [100], "the answer's state is not a prompt's"
+    assert ask(served, (*turn, *C)) == [len(turn)]
+    assert len(served.engine.snapshots) == 0
+    assert set(served.kinds) == {"prefill", "sample", "decode"}
+
+
+def test_a_next_turn_finds_the_answer_too_where_its_bits_are_a_prompts():
+    served = shell(reuse_generated=True)
+    ask(served, A)
+    given = answer(A, 5, like_prompt=True)
+    assert ask(served, (*A, *given, *B)) == [104], "the last token drawn was never computed"
+
+
+def test_the_same_prompt_again_computes_its_last_token():
+    served = shell()
+    ask(served, A)
+    assert ask(served, A) == [99]
+    assert ask(served, A[:50]) == [49]
+
+
+def test_a_taken_slot_leaves_a_snapshot_that_is_used_and_stays():
+    served = shell(slots=1)
+    ask(served, A)
+    assert ask(served, B) == [0]
+    assert len(served.engine.snapshots) == 1 and held(served) == [100]
+    assert ask(served, A[:80] + C) == [80]
+    assert served.kinds.count("restore") == 1
+    assert ask(served, A) == [99], "not consumed"
+    assert ask(served, B) == [99], "nor was the other one lost"
+
+
+def test_nothing_is_kept_without_a_budget():
+    served = shell(slots=1, ram_bytes=0)
+    ask(served, A)
+    ask(served, B)
+    assert ask(served, A) == [0]
+
+
+def test_two_lines_with_one_beginning_both_go_on():
+    """As eight agents with one system prompt do, a slot each."""
+    served = shell(slots=3)
+    ask(served, A + B)
+    assert ask(served, A + C) == [100]
+    assert served.slots == {0: 0, 1: 1}, "copied; the first line was left alone"
+    assert held(served)[:2] == [200, 200]
+    assert ask(served, A + B + C[:20]) == [200]
+    assert ask(served, A + C + B[:20]) == [200]
+    assert len(served.engine.snapshots) == 0, "a slot has it all"
+
+
+def test_a_slot_that_loses_little_is_taken():
+    served = shell(slots=3)
+    ask(served, A + B[:10])
+    assert ask(served, A + C) == [100]
+    assert served.slots[1] == 0
+    assert "restore" not in served.kinds
+
+
+def test_a_prompt_that_wants_no_cache_takes_none_and_leaves_none():
+    served = shell()
+    ask(served, A)
+    assert ask(served, A, keep_cache=False, slot_hint=0) == [0]
+    assert held(served) == [0, 0, 0]
+    assert len(served.engine.snapshots) == 1, "what it displaced is still somebody's"
+
+
+def test_a_beginning_whose_slot_is_taken_before_its_round_is_found_again():
+    """Both sit down in one step: the first finds its beginning in the slot the second takes."""
+    served = shell(slots=2)
+    ask(served, A + B, slot_hint=0)
+    ids = served.arrive(A + C, output_limit=5, slot_hint=1)
+    other = served.arrive(C, output_limit=5, slot_hint=0)
+    served.drain()
+    assert served.cached[ids[0]] == 100
+    assert served.given[ids[0], 0] == answer(A + C, 5)
+    assert served.given[other[0], 0] == answer(C, 5)
+
+
+def test_one_that_is_not_found_again_is_computed():
+    served = shell(slots=2, ram_bytes=0)
+    ask(served, A + B, slot_hint=0)
+    ids = served.arrive(A + C, C, output_limit=5)
+    served.drain()
+    assert served.given[ids[0], 0] == answer(A + C, 5)
+
+
+def test_an_evicted_slot_leaves_a_snapshot():
+    """One page is 256 tokens, and there is but one: the second prompt evicts the first's cache."""
+    served = shell(slots=2, pages=1)
+    ask(served, A, slot_hint=0)
+    ask(served, B, slot_hint=1)
+    assert held(served) == [0, 100]
+    assert ask(served, A + C) == [100]
+
+
+def test_saving_each_idle_cache_is_for_who_asks_for_it():
+    served = shell(slots=2, save_idle=True)
+    ask(served, A)
+    assert "save" in served.kinds and len(served.engine.snapshots) == 1
+    ask(served, B, slot_hint=0)
+    assert ask(served, A) == [99]
+
+
+def test_a_snapshot_is_a_candidate_of_an_arrival():
+    served = shell(slots=1)
+    ask(served, A)
+    ask(served, B)
+    (request_id,) = served.arrive(A + C, output_limit=1)
+    assert served.requests[request_id].candidates == (Candidate("snapshot", 0, 0, 100),)
+
+
+def test_no_memory_for_a_snapshot_costs_the_snapshot(caplog):
+    served = shell(slots=1)
+    ask(served, A)
+
+    def save(region, length):
+        raise MemoryError
+
+    served.engine._backend.save = save
+    assert ask(served, B) == [0]
+    assert len(served.engine.snapshots) == 0
+    assert "--cache-ram" in caplog.text
+
+
+# --- whatever happens -----------------------------------------------------------------------------
+
+STEMS = [tokens(length) for length in (40, 70, 35)]
+
+
+def a_prompt(source):
+    """Few beginnings, cut anywhere, so that lines part and meet at all lengths."""
+    stem = source.choice(STEMS)
+    prompt = stem[: source.randrange(1, len(stem) + 1)]
+    if chance(source, 60):
+        other = source.choice(STEMS)
+        prompt += other[: source.randrange(len(other))]
+    return prompt
+
+
+def arrive(served, source):
+    fields = {
+        "output_limit": source.choice((None, 0, 1, 5, 12)),
+        "keep_cache": chance(source, 85),
+        "slot_hint": source.choice((None, None, 0, 1)),
+        "choices": source.choice((1, 1, 1, 2)),
+        "priority": source.choice((0, 0, 1)),
+    }
+    if fields["output_limit"] == 0:
+        fields["choices"] = 1
+    served.arrive(*(a_prompt(source) for _ in range(source.choice((1, 1, 2)))), **fields)
+
+
+def happen(served, backend, source, failures):
+    """One thing that may happen now; of a hundred rounds, so many fail."""
+    what = source.randrange(100)
+    live = served.live()
+    if what < 25:
+        arrive(served, source)
+    elif what < 45 and live:
+        act = source.choice(
+            (served.cancel, served.cancel, served.stop, served.stall, served.resume)
+        )
+        act(source.choice(live))
+    elif served.is_busy:
+        backend.fails = chance(source, failures)
+        served.complete()
+
+
+def check(served):
+    """Nobody was given a token that a cold run would not give."""
+    like_prompt = served.engine.describe().reuses_generated
+    for (request_id, choice), ids in served.given.items():
+        assert ids == answer(served.prompts[request_id], len(ids), like_prompt=like_prompt)
+        if served.ended[request_id, choice] == "length":
+            limit = served.requests[request_id].output_limit
+            assert limit is None or len(ids) == limit
+    assert not served.live()
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from(sorted(PRESETS)),
+    st.booleans(),
+    st.sampled_from([0, 700, 5000]),
+    st.sampled_from([(None, False), (2, False), (3, True)]),
+)
+def test_no_interleaving_makes_a_wrong_answer(seed, policy, reuse_generated, ram_bytes, memory):
+    source, (pages, save_idle) = random.Random(seed), memory
+    failures = source.choice((0, 6))
+    engine, backend = recall_engine(
+        slots=3, reuse_generated=reuse_generated, ram_bytes=ram_bytes, pages=pages
+    )
+    served = Shell(
+        engine,
+        policy,
+        batch_tokens=source.choice((8, 33, 64)),
+        output_reserve=8,
+        share_length_min=source.choice((8, 1024)),
+        save_idle=save_idle,
+    )
+    for _ in range(60):
+        happen(served, backend, source, failures)
+    for request_id in served.live():
+        if served.requests[request_id].output_limit is None:
+            served.cancel(request_id)
+    served.drain()
+    check(served)
+    assert failures or "failed" not in served.ended.values()
+    assert engine.snapshots.size_bytes <= ram_bytes
