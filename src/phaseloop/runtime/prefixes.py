@@ -105,6 +105,7 @@ class PrefixIndex:
         self._ended: list[RequestId] = []  # in the step that is being performed
 
     def place(self, request: Request, tokens: Sequence[int]) -> Request:
+        self._forget_ended()
         if request.kind != "completion" or not tokens:
             return request
         line = Line(request, packed(tokens))
