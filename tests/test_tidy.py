@@ -43,6 +43,8 @@ FILE_LINES_MAX = 400
 FILE_BYTES_MAX = 1 << 20
 LAZY = {
     Path("cli/main.py"),  # loads the command that was asked for, and no other
+    Path("cli/serve.py"),  # binds its socket before it loads what serves
+    Path("cli/serve_load.py"),  # loads the engine, where there is a model
     Path("cli/replay.py"),  # loads the engine, which is an extra, if that was asked for
 }
 

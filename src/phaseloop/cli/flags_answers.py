@@ -130,6 +130,13 @@ ANSWERS = Group(
             env="LLAMA_ARG_CONTEXT_SHIFT",
             off="--no-context-shift",
         ),
-        used("--keep", integer(-1, CONTEXT_MAX), "keep", "tokens a shift spares; -1: the prompt"),
+        used(
+            "--prefill-assistant",
+            SWITCH,
+            "prefill_assistant",
+            "an answer goes on with a last message that is the assistant's",
+            env="LLAMA_ARG_PREFILL_ASSISTANT",
+            off="--no-prefill-assistant",
+        ),
     ),
 )

@@ -71,6 +71,9 @@ IGNORED: dict[str, str] = {
         -kvu --kv-unified !-no-kvu !--no-kv-unified $KV_UNIFIED =true
         --kv-unified-per-slot VALUE $KV_UNIFIED_PER_SLOT
     """,
+    "a request says so, in n_keep": """
+        --keep VALUE =0
+    """,
     "cells are never moved": """
         -dt --defrag-thold VALUE $DEFRAG_THOLD
     """,
@@ -282,9 +285,6 @@ REFUSED: dict[str, str] = {
         --reasoning-effort VALUE $REASONING_EFFORT
         --reasoning-budget VALUE $THINK_BUDGET =-1
         --reasoning-budget-message VALUE $THINK_BUDGET_MESSAGE
-    """,
-    "clients ask for it by leaving the last message to the assistant": """
-        --prefill-assistant !--no-prefill-assistant $PREFILL_ASSISTANT =true
     """,
     "special tokens are never part of a text": """
         -sp --special

@@ -4,7 +4,7 @@ Spellings, variables and defaults are llama-server's (build 11434) where it has 
 only phaseloop has read PHASELOOP_<NAME>.  Defaults stand in cli/serve_settings.py.
 """
 
-from phaseloop.core.policy import PRESETS
+from phaseloop.core.policy import DEFAULT, PRESETS
 
 from .flags import (
     SWITCH,
@@ -76,8 +76,8 @@ ENGINE = Group(
             "-c --ctx-size",
             integer(0, CONTEXT_MAX),
             "context",
-            "tokens of KV cache in all, and the most of one sequence; 0: as many as the model "
-            "was trained for, or as fit into memory",
+            "tokens of KV cache in all, of which one sequence may have as many as the model was "
+            "trained for; 0: so many, or as fit into memory",
             env="LLAMA_ARG_CTX_SIZE",
         ),
         used(
@@ -128,7 +128,8 @@ ENGINE = Group(
             "-cram --cache-ram",
             integer(-1, 1 << 24),
             "cache_ram",
-            "MiB of host memory for the state of earlier prompts; -1: no limit, 0: none",
+            "MiB of host memory for the state of earlier prompts (8192, or half of what there is); "
+            "-1: no limit, 0: none",
             env="LLAMA_ARG_CACHE_RAM",
         ),
         used(
@@ -142,13 +143,25 @@ ENGINE = Group(
 POLICY = Group(
     "phase policy",
     (
-        own("policy", one_of(*PRESETS, metavar="NAME"), ", ".join(PRESETS)),
-        own("tg-quantum-ms", integer(0, MS_MAX), "quantum: tokens' turn while prompts wait"),
-        own("pp-quantum-ms", integer(0, MS_MAX), "quantum: prompts' turn while tokens wait"),
-        own("seat-quantum-ms", integer(0, MS_MAX), "quantum: lend a slot on after; 0: never"),
-        own("linger-ms", integer(0, MS_MAX), "barrier-*: how long a cohort waits for company"),
-        own("serial-order", one_of("fifo", "shortest"), "barrier-serial: whose prompt is next"),
-        own("max-round-ms", integer(0, MS_MAX), "longest prompt round; 0: by tokens alone"),
+        own(
+            "policy", one_of(*PRESETS, metavar="NAME"), f"{', '.join(PRESETS)} (default: {DEFAULT})"
+        ),
+        own("tg-quantum-ms", integer(0, MS_MAX), "quantum: tokens' turn while prompts wait (2000)"),
+        own("pp-quantum-ms", integer(0, MS_MAX), "quantum: prompts' turn while tokens wait (1000)"),
+        own(
+            "seat-quantum-ms",
+            integer(0, MS_MAX),
+            "quantum: lend on a slot that was held so long (0: never)",
+        ),
+        own("linger-ms", integer(0, MS_MAX), "barrier-*: how long a cohort waits for company (0)"),
+        own(
+            "serial-order",
+            one_of("fifo", "shortest"),
+            "barrier-serial: whose prompt is next (fifo)",
+        ),
+        own(
+            "max-round-ms", integer(0, MS_MAX), "longest prompt round; 0: by tokens alone (CPU 500)"
+        ),
         own("phase-control", SWITCH, "PUT /phase may change the policy"),
         used(
             "-cb --cont-batching",
@@ -246,7 +259,7 @@ RECORDS = Group(
         used(
             "--log-file", text("FILE"), "log_file", "logs go there, too", env="LLAMA_ARG_LOG_FILE"
         ),
-        own("log-format", one_of("auto", "console", "json"), "auto: console"),
+        own("log-format", one_of("console", "json"), "lines for people, or one object per line"),
         used(
             "--log-jsonl --log-json",
             SWITCH,

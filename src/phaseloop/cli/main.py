@@ -1,8 +1,9 @@
 """`phaseloop COMMAND ...`: finds the command, and turns whatever ends it into an exit code.
 
 A command is a module `phaseloop.cli.<name>` with `HELP`, `add_arguments(parser)` and `run(args)`,
-which returns the exit code.  Only the module of the command that was asked for is imported, so that
-`--help` and `--version` answer at once.
+which returns the exit code; or with `run_line(arguments)`, where it reads its line itself.  Only
+the module of the command that was asked for is imported, so that `--help` and `--version` answer at
+once.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, TextIO, cast
 
 from phaseloop import __version__
@@ -21,14 +23,20 @@ from phaseloop import __version__
 from .errors import EXIT_USAGE, UserError
 
 COMMANDS = {  # in the order of the help
+    "serve": "serve a model over HTTP, with prompts and answers in separate phases",
     "pull": "fetch a model into the cache, or list what is there",
     "simulate": "run a workload against a policy in virtual time, and measure it",
     "check": "visit every state of the reducer within bounds, and check every promise",
     "replay": "run a recorded trace again: check it, explain it, export it, change it",
     "bench": "measure what this machine makes of the engine, or of the server",
 }
+READS_ITS_LINE = ("serve",)  # llama-server's flags are not in argparse's manner
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+class LineCommand(Protocol):
+    def run_line(self, arguments: Sequence[str]) -> int: ...
 
 
 class Command(Protocol):
@@ -81,12 +89,14 @@ def dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else None
     if name not in COMMANDS:
         return answer_without_command(arguments)
+    if name in READS_ITS_LINE:
+        return cast(LineCommand, load(name)).run_line(arguments[1:])
     return run_module(name, f"phaseloop {name}", arguments[1:])
 
 
 def run_module(name: str, program: str, arguments: Sequence[str]) -> int:
     """Load the command `phaseloop.cli.<name>` and run it; `program` is what its help calls it."""
-    command = load(name)
+    command = cast(Command, load(name))
     parser = argparse.ArgumentParser(
         prog=program,
         description=command.HELP,
@@ -100,8 +110,8 @@ def run_module(name: str, program: str, arguments: Sequence[str]) -> int:
     return command.run(args)
 
 
-def load(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"phaseloop.cli.{name}"))
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"phaseloop.cli.{name}")
 
 
 def answer_without_command(arguments: list[str]) -> int:

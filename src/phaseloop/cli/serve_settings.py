@@ -7,6 +7,7 @@ import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +17,7 @@ from phaseloop.core.policy import DEFAULT, MS, PRESETS
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import Policy
 from phaseloop.engine.settings import SAMPLERS, SamplerName, Sampling
+from phaseloop.runtime.trace_content import TraceContent
 
 from .errors import UserError
 from .flags import Group, Parsed, Reader, nearest
@@ -73,7 +75,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cache_type_v: str = "f16"
     fast_attention: bool = False
     reuse_generated: bool = False
-    cache_ram: int = 8192
+    cache_ram: int | None = None
     slot_prompt_similarity: float = 0.1
 
     policy: str | None = None
@@ -123,7 +125,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     template_variables: dict[str, object] = {}
     cache_prompt: bool = True
     context_shift: bool = False
-    keep: int = 0
+    prefill_assistant: bool = True
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -140,9 +142,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     supervise: bool = False
 
     trace: str | None = None
-    trace_content: str = "counts"
+    trace_content: TraceContent = "counts"
     log_file: str | None = None
-    log_format: str = "auto"
+    log_format: Literal["console", "json"] = "console"
     log_json: bool = False
     log_colors: str = "auto"
     log_disable: bool = False

@@ -4,19 +4,21 @@ The vocabulary is byte-level: one token per byte, so that every prompt has its t
 word of the sentences that answers consist of.
 """
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from phaseloop.engine.protocol import limits_of
 from phaseloop.engine.sim import SimModel
 from phaseloop.engine.sim_fields import SettingError
 from phaseloop.engine.sim_file import find_engine
 from phaseloop.engine.sim_live import LiveSimEngine, Prose
+from phaseloop.engine.snapshots import Snapshots
 from phaseloop.text.bpe import CHARACTER_OF
 from phaseloop.text.chat_builtin import CHATML
 from phaseloop.text.pretokenizers import splitter
 from phaseloop.text.vocabulary import SpecialIds, TokenType, Vocabulary
 
 from .errors import UserError
+from .serve_loaded import Facts, Loaded, Reporter
 from .serve_settings import Settings
 
 PRE = "smaug-bpe"
@@ -41,13 +43,7 @@ SENTENCES = (
 PAGE_LENGTH = 256
 
 
-class Simulated(Struct, frozen=True):
-    engine: LiveSimEngine
-    vocabulary: Vocabulary
-    round_ms: int  # the engine's own longest prompt round
-
-
-def simulated(settings: Settings) -> Simulated:
+def load(settings: Settings, reporter: Reporter) -> Loaded:
     """Raises UserError for an engine that is not known."""
     assert settings.sim is not None
     try:
@@ -56,8 +52,13 @@ def simulated(settings: Settings) -> Simulated:
         raise UserError(str(error).replace("--engine", "--sim", 1)) from None
     model = sized(model, settings)
     vocabulary, prose = words()
+    reporter.say("pretending", engine=model.name, speed=settings.sim_speed)
     engine = LiveSimEngine(model, prose, speed=settings.sim_speed)
-    return Simulated(engine, vocabulary, model.capacity.round_ms)
+    facts = Facts(
+        name=model.name, architecture="sim", context_trained=model.capacity.context_length
+    )
+    limits = limits_of(engine.describe())
+    return Loaded(engine, vocabulary, facts, model.capacity.round_ms, Snapshots(0), limits)
 
 
 def sized(model: SimModel, settings: Settings) -> SimModel:

@@ -1,0 +1,159 @@
+"""From settings to a loaded model on the CPU; imported late, as it needs numpy, gguf and ggml."""
+
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from phaseloop.engine.cpu_load import CpuOptions, engine_over
+from phaseloop.engine.protocol import limits_of
+from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.snapshots import budget_bytes
+from phaseloop.model.gguf_file import ModelError
+from phaseloop.model.load import load_model
+from phaseloop.model.plan import CONTEXT_STEP, Plan, available_memory, plan_memory
+from phaseloop.model.shape import Model
+from phaseloop.model.weights import Weights, open_weights
+from phaseloop.ops.ggml_regions import CacheKind
+from phaseloop.ops.interface import BackendError
+from phaseloop.text.metadata import vocabulary_of
+from phaseloop.text.vocabulary import VocabularyError
+
+from .errors import UserError
+from .models import resolve
+from .serve_loaded import Facts, Loaded, Reporter
+from .serve_progress import CheckProgress
+from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
+
+CONTEXT_MIN = 256  # tokens; with less nothing can be said
+CACHE_KINDS: dict[str, CacheKind] = {
+    "f32": "F16",  # the best there is
+    "f16": "F16",
+    "bf16": "F16",
+    "q8_0": "Q8_0",
+    "q5_1": "Q8_0",
+    "q5_0": "Q8_0",
+    "q4_1": "Q8_0",
+    "q4_0": "Q8_0",
+    "iq4_nl": "Q8_0",
+}
+
+
+class Sizes(Struct, frozen=True):
+    """What the memory plan decided.  Tokens."""
+
+    context: int  # of all sequences
+    sequence: int  # of one
+
+
+def load(settings: Settings, reporter: Reporter) -> Loaded:
+    """Raises UserError, Interrupted."""
+    path = resolve(
+        settings.model, settings.hf_repo, settings.hf_file, settings.offline, settings.hf_token
+    )
+    try:
+        return load_file(path, settings, reporter)
+    except (ModelError, BackendError) as error:
+        raise UserError(str(error)) from None
+    except VocabularyError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
+    weights = open_weights(path)
+    model = load_model(weights)
+    vocabulary = vocabulary_of(weights.metadata)
+    for note in vocabulary.notes:
+        reporter.warn("tokenizer", note=note)
+    cache = cache_kind(settings, reporter)
+    slot_count = settings.slot_count or SLOTS_AUTO
+    sizes = planned(weights, model, settings, cache, slot_count, reporter)
+    options = CpuOptions(
+        slot_count=slot_count,
+        context_length=sizes.sequence,
+        batch_tokens=settings.batch,
+        ubatch_tokens=min(settings.ubatch, settings.batch),
+        threads=threads_of(settings),
+        cache=cache,
+        attention="fast" if settings.fast_attention else "tiled",
+        reuse_generated=settings.reuse_generated,
+        cache_ram_bytes=budget_bytes(settings.cache_ram),
+        page_count=-(-sizes.context // CONTEXT_STEP),
+    )
+    ends = frozenset(vocabulary.end_ids)
+    with CheckProgress(weights.size_bytes, reporter) as progress:
+        engine = engine_over(weights, model, ChainSampler(), options, progress.at, ends)
+    return Loaded(
+        engine,
+        vocabulary,
+        facts_of(path, weights, model),
+        ROUND_MS_CPU,
+        engine.snapshots,
+        limits_of(engine.describe()),
+    )
+
+
+def planned(
+    weights: Weights,
+    model: Model,
+    settings: Settings,
+    cache: CacheKind,
+    slot_count: int,
+    reporter: Reporter,
+) -> Sizes:
+    """A context that fits into memory: the stated one, or as much of the trained one as does."""
+
+    def plan(context: int) -> Plan:
+        return plan_memory(
+            weights,
+            model,
+            context=context,
+            cache=cache,
+            slot_count=slot_count,
+            ubatch=settings.ubatch,
+            available_bytes=available_memory(),
+        )
+
+    wanted = settings.context or model.context_length
+    found = plan(wanted)
+    if not found.fits:
+        fitting = found.context_that_fits()
+        if fitting < CONTEXT_MIN:
+            raise UserError(f"{weights.path}: {found.describe()}: too little; free some memory")
+        if settings.context:
+            raise UserError(f"-c {wanted} does not fit: {found.describe()}; -c {fitting} would fit")
+        reporter.warn("context", tokens=fitting, trained=wanted, why="no more fits into memory")
+        found = plan(fitting)
+    if settings.context > model.context_length:
+        reporter.warn(
+            "context",
+            tokens=settings.context,
+            why=f"one sequence gets {model.context_length} of them, as the model was trained for",
+        )
+    reporter.say("memory", plan=found.describe())
+    return Sizes(found.context, found.sequence)
+
+
+def cache_kind(settings: Settings, reporter: Reporter) -> CacheKind:
+    """One type for keys and values: the better one of those asked for that there are."""
+    asked = (settings.cache_type_k, settings.cache_type_v)
+    kinds = {CACHE_KINDS[name] for name in asked}
+    kind: CacheKind = "F16" if "F16" in kinds else "Q8_0"
+    if any(name.upper() != kind for name in asked):
+        reporter.warn("cache", keys=asked[0], values=asked[1], used=kind.lower())
+    return kind
+
+
+def facts_of(path: Path, weights: Weights, model: Model) -> Facts:
+    embedding = weights.tensors["token_embd.weight"]
+    kinds = [weight.kind for weight in weights.tensors.values() if len(weight.shape) > 1]
+    return Facts(
+        name=path.name,
+        path=str(path),
+        size_bytes=weights.size_bytes,
+        parameter_count=sum(int(np.prod(w.shape)) for w in weights.tensors.values()),
+        ftype=max(sorted(set(kinds)), key=kinds.count),
+        architecture=model.architecture,
+        width=embedding.shape[1],
+        context_trained=model.context_length,
+    )
