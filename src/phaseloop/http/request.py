@@ -128,7 +128,7 @@ def refuse_what_comes_later(fields: Fields) -> None:
     fields.refuse("lora", is_harmless=is_empty)
     fields.refuse("n_indent", is_harmless=is_empty)
     fields.refuse("functions", is_harmless=is_empty)
-    fields.refuse("best_of", is_harmless=lambda best: best == fields.raw.get("n", 1))
+    fields.refuse("best_of", is_harmless=lambda best: best == (fields.raw.get("n") or 1))
     fields.refuse("modalities", is_harmless=lambda kinds: kinds == ["text"])
     if fields.raw.get("tool_choice") != "none":
         fields.refuse("tools", is_harmless=is_empty)
