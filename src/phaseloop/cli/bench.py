@@ -10,6 +10,7 @@ from .main import run_module
 
 HELP = "measure what this machine makes of the engine, or of the server"
 SUBJECTS = {  # in the order of the help
+    "engine": "prompts and answers per second, beside llama.cpp and the machine's limits",
     "server": "streams through HTTP: tokens per second, gaps, and the cost of a round",
 }
 
