@@ -1,8 +1,8 @@
 """Goal: `phaseloop bench engine` measures what it says, against programs that may answer anything.
 
 Method: a tiny model of random weights; in llama.cpp's place scripts that answer as its programs do,
-with speeds that are known, or that fail in the ways that programs fail; arithmetic by hand.  Nothing
-is asserted about how fast this machine is.
+with speeds that are known, or that fail in the ways that programs fail; arithmetic by hand.  How
+fast this machine is, is nowhere asserted.
 """
 
 import json
@@ -333,5 +333,5 @@ def test_a_program_is_shown_without_its_place():
 
 
 def test_a_missing_program_names_the_remedy():
-    with pytest.raises(UserError, match="build llama.cpp and name its llama-server"):
+    with pytest.raises(UserError, match=r"build llama\.cpp and name its llama-server"):
         bench_engine.find_program("llama-server", "no-such-program-anywhere")
