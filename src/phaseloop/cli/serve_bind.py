@@ -43,7 +43,8 @@ def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | in
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--host {host}: {error}; name an address such as 127.0.0.1") from None
+        reason = error.strerror if isinstance(error, OSError) else "no host name"
+        raise UserError(f"--host {host}: {reason}; name an address such as 127.0.0.1") from None
     family, _, _, _, address = found[0]
     return family, address
 
