@@ -283,6 +283,8 @@ class Shadow:
         assert saves or name not in self.ending, f"a lane for {name}, which has ended"
         prompt, spoke = seat.request.prompt_length, name in self.spoke
         if launch.kind != "restore":
+            if seat.request.shared and name not in self.saved:
+                seat.to_restore = None  # it follows, or followed, somebody with more than is stored
             assert seat.to_restore is None, f"{launch.kind} for {name} before its state is back"
         match launch.kind:
             case "restore":

@@ -148,11 +148,13 @@ def seated(state: State, s: Sequence, found: int, restore: bool) -> Sequence:
         return replace(s, role="restoring")
     if s.choice > 0:
         return replace(s, role="following")
+    follow = choose_leader(state, replace(s, cached=found))
+    here = 0 if restore else found
+    if follow is not None:  # worth more than what is stored, which then stays where it is
+        return replace(s, role="following", length=here, cached=here, follow=follow)
     if restore and found:
         return replace(s, role="restoring", cached=found)
-    s = replace(s, role="prefilling", length=found, cached=found)
-    follow = choose_leader(state, s)
-    return s if follow is None else replace(s, role="following", follow=follow)
+    return replace(s, role="prefilling", length=here, cached=here)
 
 
 def on_stop_matched(state: State, event: StopMatched) -> Step:
