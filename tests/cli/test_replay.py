@@ -182,7 +182,10 @@ def test_show(trace: Path, capsys: pytest.CaptureFixture[str]):
     ran = Ran(capsys, trace, "--until", "100ms", "--show", "req:0")
     assert "request 0 is ready in slot 0, barrier:" in ran.out and "held by request 1" in ran.out
     assert "gone, or never was" in Ran(capsys, trace, "--show", "req:0").out
-    assert "not arrived yet" in Ran(capsys, trace, "--until", "0", "--show", "req:2").out
+    for view in ("--show", "--why"):
+        ran = Ran(capsys, trace, "--until", "0", view, "req:2")
+        assert (ran.code, ran.out) == (2, ""), "both views agree"
+        assert ran.err == "phaseloop: request 2 does not occur up to there\n"
     assert Ran(capsys, trace, "--show", "everything").code == 2
     assert Ran(capsys, trace, "--show", "kv", "--json").object()["show"]
 

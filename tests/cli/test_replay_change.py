@@ -48,7 +48,7 @@ def test_redaction_says_what_it_dropped(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_trace_is_not_overwritten(trace: Path, capsys: pytest.CaptureFixture[str], option: str):
     before = trace.read_bytes()
     ran = Ran(capsys, trace, option, trace.parent / "." / trace.name)
-    assert ran.code == 2 and "is the trace itself" in ran.err
+    assert ran.code == 2 and "would overwrite the trace" in ran.err
     assert trace.read_bytes() == before
     ran = Ran(capsys, trace, option, trace.parent / "no" / "such" / "place")
     assert ran.code == 2 and "No such file" in ran.err

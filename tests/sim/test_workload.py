@@ -229,11 +229,11 @@ MISTAKES = {
     ),
     "cancel without a when": (
         stream_with("cancel = { fraction = 0.5 }"),
-        r"cancel.after_s is missing: a cancel has either after_s or after_tokens",
+        r"cancel.after_s or after_tokens is missing",
     ),
     "cancel with both": (
         stream_with("cancel = { after_s = 1, after_tokens = 1 }"),
-        r"a cancel has either after_s or after_tokens",
+        r"cancel.after_tokens = 1: cannot stand with after_s",
     ),
     "fraction": (
         stream_with("cancel = { fraction = 1.5, after_s = 1 }"),

@@ -1,10 +1,10 @@
 """`phaseloop replay`: run a recorded trace again; check it, explain it, export it, change it."""
 
+import errno
 import importlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Protocol, cast
 
 from phaseloop.runtime.trace import TraceError, open_trace
@@ -12,9 +12,9 @@ from phaseloop.sim.replay import EXIT_DIVERGED, EXIT_OK, EXIT_UNREADABLE, Fold
 from phaseloop.sim.replay_cursor import Cursor, TargetError, parse_target
 from phaseloop.sim.replay_diff import difference_lines, first_difference, header_lines
 
-from .errors import UserError
+from .errors import UserError, some_path
 from .replay_change import change
-from .replay_files import write_lines
+from .replay_files import refuse_overwriting, write_lines
 from .replay_fold import fold_once
 from .replay_play import play
 from .replay_report import verdict_lines
@@ -29,7 +29,9 @@ Exit codes: 0 equal, 1 diverged with the sources that wrote the trace (or --diff
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    parser.add_argument("trace", type=Path, help="a trace: JSON lines, as serve and simulate write")
+    parser.add_argument(
+        "trace", type=some_path, help="a trace: JSON lines, as serve and simulate write"
+    )
     place = parser.add_argument_group("a place in the trace")
     place.add_argument(
         "--until", metavar="PLACE", help="stop after event 120, at 12.5s, or when req:3 arrives"
@@ -42,12 +44,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     place.add_argument("--why", metavar="req:ID", help="the story of a request: why it waited")
     export = parser.add_argument_group("exports")
     export.add_argument("--stats", action="store_true", help="distributions of waits and gaps")
-    export.add_argument("--csv", type=Path, metavar="FILE", help="a row per request")
-    export.add_argument("--perfetto", type=Path, metavar="FILE", help="for ui.perfetto.dev")
-    export.add_argument("--redact", type=Path, metavar="FILE", help="a trace fit for sharing")
+    export.add_argument("--csv", type=some_path, metavar="FILE", help="a row per request")
+    export.add_argument("--perfetto", type=some_path, metavar="FILE", help="for ui.perfetto.dev")
+    export.add_argument("--redact", type=some_path, metavar="FILE", help="a trace fit for sharing")
     other = parser.add_argument_group("comparisons and changes")
     change = other.add_mutually_exclusive_group()
-    change.add_argument("--diff", type=Path, metavar="FILE", help="where another trace parts")
+    change.add_argument("--diff", type=some_path, metavar="FILE", help="where another trace parts")
     change.add_argument(
         "--what-if", metavar="CHANGES", help="policy=quantum,tg-quantum-ms=500,max-round-ms=0,..."
     )
@@ -58,12 +60,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     change.add_argument(
         "--engine", action="store_true", help="run the recorded rounds again on --model"
     )
-    other.add_argument("-m", "--model", type=Path, metavar="FILE", help="of a trace of ids: a GGUF")
+    other.add_argument(
+        "-m", "--model", type=some_path, metavar="FILE", help="of a trace of ids: a GGUF"
+    )
     other.add_argument("-t", "--threads", type=int, metavar="N", help="of --engine (all CPUs)")
     other.add_argument("--predicate", metavar="TEXT", help="'gap_max_ms > 500 and failed == 0'")
     other.add_argument("--tries", type=int, metavar="N", help="runs that --shrink may make (2000)")
     other.add_argument("--cost", metavar="NAME", help="engine, or its file, to take durations from")
-    other.add_argument("--out", type=Path, metavar="FILE", help="gets the trace of the changed run")
+    other.add_argument(
+        "--out", type=some_path, metavar="FILE", help="gets the trace of the changed run"
+    )
     mode = parser.add_argument_group("how")
     mode.add_argument("--force", action="store_true", help="go on past a divergence")
     mode.add_argument("--twice", action="store_true", help="take every step twice and compare")
@@ -80,12 +86,13 @@ def run(args: Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = error.filename or args.trace
+        where = error.filename or ("output" if error.errno in FULL else args.trace)
         raise UserError(f"{where}: {error.strerror or error}", EXIT_UNREADABLE) from None
 
 
 def replay(args: Namespace) -> int:
     check_options(args)
+    refuse_overwriting(args)
     if args.engine:
         return engine_module().run_engine(args)
     if args.speed is not None or args.follow:
@@ -99,6 +106,7 @@ def replay(args: Namespace) -> int:
     return fold_once(args)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing that reading a trace can meet
 WATCHED = ("step", "back", "speed", "follow")  # are looked at as they go
 CHANGES = ("what_if", "inject", "shrink")
 WHOLE = ("diff", "engine", *CHANGES)  # take the whole trace, and show nothing else of it

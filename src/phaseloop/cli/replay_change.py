@@ -21,7 +21,7 @@ from phaseloop.sim.replay_scenario import Scenario, Scribe
 from phaseloop.sim.replay_shrink import Shrinker, requests_of
 from phaseloop.sim.replay_snippet import snippet
 from phaseloop.sim.replay_text import count_text
-from phaseloop.sim.replay_whatif import ChangeError, parse_changes, summary_of
+from phaseloop.sim.replay_whatif import ChangeError, check_effect, parse_changes, summary_of
 
 from .errors import UserError
 from .replay_cost import Pricing, pricing_of
@@ -97,7 +97,7 @@ def made_trace(
         limits=scenario.limits,
         content="counts",
     )
-    return TraceWriter(create(args.out, args.trace, files), header, state)
+    return TraceWriter(create(args.out, files), header, state)
 
 
 def run_again(args: Namespace, past: Past, scenario: Scenario) -> Summary:
@@ -122,6 +122,7 @@ def what_if(args: Namespace) -> int:
     changed = parse_changes(args.what_if)
     past = Past(args)
     scenario = changed(past.scenario)
+    check_effect(args.what_if, past.scenario, scenario)
     columns = {
         "recorded": past.summary,
         "modelled": summary_of(past.scenario, past.pricing.cost),
@@ -220,6 +221,9 @@ def inject(args: Namespace) -> int:
         missed = ", ".join(f"{fault.kind}@{fault.seq}" for fault in rerun.faults)
         end = f"the run ends with event {rerun.seq - 1}"
         raise UserError(f"--inject: {missed} did not strike: {end}")
+    if rerun.missed:
+        missed = ", ".join(f"{f.kind}@{f.seq}:req:{f.request_id}" for f in rerun.missed)
+        raise UserError(f"--inject: {missed} finds nobody: no such request is alive there")
     columns = disturbance.summaries()
     reused = rerun.engine.reused
     if args.json:

@@ -1,8 +1,10 @@
 """Where `phaseloop replay` reads from and writes to."""
 
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -10,32 +12,46 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from phaseloop.runtime import output
 from phaseloop.sim.replay import Step
 
 from .errors import UserError
 
 PROGRESS_BYTES_MIN = 4 << 20  # a shorter trace is done before a bar would be seen
 PROGRESS_EVENTS = 4096
+OUTPUTS = ("csv", "out", "perfetto", "redact")
 
 
 def open_source(path: Path, files: ExitStack) -> BinaryIO:
     return files.enter_context(path.open("rb", buffering=1 << 18))
 
 
-def create(path: Path, trace: Path, files: ExitStack) -> BinaryIO:
-    """Open a file to be written.  Raises UserError where it is the trace itself, or OSError."""
-    refuse_same(path, trace)
-    return files.enter_context(path.open("wb"))
+def create(path: Path, files: ExitStack) -> BinaryIO:
+    """Open a file to be written.  Raises OSError, which names it."""
+    return files.enter_context(output.create(path))
 
 
-def create_text(path: Path, trace: Path, files: ExitStack) -> TextIO:
-    refuse_same(path, trace)
-    return files.enter_context(path.open("w", encoding="utf-8", newline=""))
+def create_text(path: Path, files: ExitStack) -> TextIO:
+    return files.enter_context(TextIOWrapper(output.create(path), encoding="utf-8", newline=""))
 
 
-def refuse_same(path: Path, trace: Path) -> None:
-    if path.exists() and path.samefile(trace):
-        raise UserError(f"{path} is the trace itself and would be overwritten; name another file")
+def refuse_overwriting(args: Namespace) -> None:
+    """No output is an input, nor two outputs one file.  Raises UserError."""
+    inputs = {"the trace": args.trace, "--diff": args.diff, "--model": args.model}
+    outputs = {name: vars(args)[name] for name in OUTPUTS if vars(args)[name] is not None}
+    for name, path in outputs.items():
+        for what, source in inputs.items():
+            if source is not None and is_same(path, source):
+                raise UserError(f"--{name} {path} would overwrite {what}; name another file")
+        for other, second in outputs.items():
+            if other < name and is_same(path, second):
+                raise UserError(f"--{other} and --{name} would both write {path}; name two files")
+
+
+def is_same(left: Path, right: Path) -> bool:
+    if left.exists() and right.exists():
+        return left.is_file() and left.samefile(right)  # devices and pipes take anything
+    return left.resolve() == right.resolve()
 
 
 def write_lines(lines: Iterable[str]) -> None:

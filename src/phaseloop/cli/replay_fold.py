@@ -71,10 +71,13 @@ class Views:
     def shown(self) -> list[str]:
         if self.show is None:
             return []
+        state = self.first if self.last is None else self.last.after
+        if self.show.view == "request" and self.show.request_id > state.request_id_last:
+            raise UserError(f"request {self.show.request_id} does not occur up to there")
         if self.last is None:
-            return show_lines(self.show, self.first, 0)
+            return show_lines(self.show, state, 0)
         now_ns = self.last.event.at_ns if self.now_ns is None else self.now_ns
-        return show_lines(self.show, self.last.after, now_ns)
+        return show_lines(self.show, state, now_ns)
 
     def _keep(self, step: Step) -> None:
         self.last = step
@@ -94,14 +97,14 @@ class Exports:
         self.perfetto: Perfetto | None = None
         self.redactor: Redactor | None = None
         if args.csv is not None:
-            self.table = RequestTable(create_text(self._named(args.csv), args.trace, files))
+            self.table = RequestTable(create_text(self._named(args.csv), files))
             self.watchers.append(self.table.see)
         if args.perfetto is not None:
-            out = create(self._named(args.perfetto), args.trace, files)
+            out = create(self._named(args.perfetto), files)
             self.perfetto = Perfetto(out, fold.state)
             self.watchers.append(self.perfetto.see)
         if args.redact is not None:
-            out = create(self._named(args.redact), args.trace, files)
+            out = create(self._named(args.redact), files)
             self.redactor = Redactor(out, fold.reader.header, fold.state)
             self.watchers.append(self.redactor.see)
 

@@ -11,6 +11,7 @@ from phaseloop.core.invariants import Violation
 from phaseloop.core.vocabulary import Policy
 from phaseloop.engine.sim_fields import SettingError
 from phaseloop.engine.sim_file import find_engine
+from phaseloop.runtime.output import create
 from phaseloop.runtime.trace import TraceError
 from phaseloop.sim.arrivals import Arrival, arrivals_of
 from phaseloop.sim.fit import FitError
@@ -18,7 +19,7 @@ from phaseloop.sim.metrics import Summary
 from phaseloop.sim.workload import Workload, read_workload
 from phaseloop.sim.world import Scene, simulate
 
-from .errors import UserError
+from .errors import UserError, some_path
 from .simulate_fit import fit
 from .simulate_options import (
     add_options,
@@ -60,7 +61,7 @@ fixtures/workloads, and the module phaseloop.sim.workload."""
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    parser.add_argument("workload", type=Path, nargs="?", help="a TOML file")
+    parser.add_argument("workload", type=some_path, nargs="?", help="a TOML file")
     add_options(parser)
 
 
@@ -123,7 +124,7 @@ def measure_one(args: Namespace, workload: Workload, scene: Scene, scene_count: 
         if args.trace is None:
             return simulate(scene, arrivals, faults=faults, progress=bar.update)
         path = trace_path(args.trace, scene.policy, scene_count)
-        with path.open("wb") as trace:
+        with create(path) as trace:
             return simulate(scene, arrivals, faults=faults, trace=trace, progress=bar.update)
 
 

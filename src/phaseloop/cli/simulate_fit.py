@@ -6,6 +6,7 @@ from argparse import Namespace
 from msgspec.structs import asdict
 
 from phaseloop.engine.sim_file import engine_toml
+from phaseloop.runtime.output import create
 from phaseloop.sim.fit import Fit, fit_trace
 
 from .simulate_options import refuse_overwriting
@@ -21,7 +22,8 @@ def fit(args: Namespace) -> int:
     sys.stdout.write("\n".join(fit_lines(found)) + "\n")
     if args.fit_out is not None:
         comments = (f"Fitted to {args.fit.name} by phaseloop simulate --fit.", *warnings(found))
-        args.fit_out.write_text(engine_toml(found.model, comments))
+        with create(args.fit_out) as out:
+            out.write(engine_toml(found.model, comments).encode())
     return 0
 
 

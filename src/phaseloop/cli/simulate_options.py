@@ -16,7 +16,7 @@ from phaseloop.engine.sim_fields import nearest
 from phaseloop.engine.sim_presets import DEFAULT as DEFAULT_ENGINE
 from phaseloop.engine.sim_presets import PRESETS as ENGINES
 
-from .errors import UserError
+from .errors import UserError, some_path
 
 MS_MAX = 10**9
 
@@ -85,13 +85,15 @@ def add_options(parser: ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="an array, one object per policy")
-    output.add_argument("--trace", type=Path, metavar="FILE", help="for phaseloop replay")
+    output.add_argument("--trace", type=some_path, metavar="FILE", help="for phaseloop replay")
     engines = parser.add_argument_group("engines")
     engines.add_argument(
         "--list-engines", action="store_true", help="their parameters, and the figures behind them"
     )
-    engines.add_argument("--fit", type=Path, metavar="TRACE", help="fit an engine to its rounds")
-    engines.add_argument("--fit-out", type=Path, metavar="FILE", help="write it, for --engine")
+    engines.add_argument(
+        "--fit", type=some_path, metavar="TRACE", help="fit an engine to its rounds"
+    )
+    engines.add_argument("--fit-out", type=some_path, metavar="FILE", help="write it, for --engine")
 
 
 def add_limits(parser: ArgumentParser) -> None:
@@ -235,7 +237,7 @@ def limits_from(args: Namespace, model: SimModel) -> Limits:
 
 def policies_from(args: Namespace) -> list[Policy]:
     if args.compare is None:
-        names = [args.policy or DEFAULT]
+        names = [DEFAULT if args.policy is None else args.policy]
     elif args.compare == "all":
         names = list(PRESETS)
     else:

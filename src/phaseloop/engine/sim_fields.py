@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 NS = 1_000_000_000
 FILE_BYTES_MAX = 1 << 24
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SECONDS_MAX = 1e9  # some 30 years; in nanoseconds it fits 64 bits with room to spare
 
 Content: TypeAlias = dict[str, object]
@@ -29,6 +30,10 @@ def read_toml(path: Path) -> "Table":
         raise SettingError(f"{path}: {error.strerror or error}") from None
     if len(content) > FILE_BYTES_MAX:
         raise SettingError(f"{path}: {len(content)} bytes, at most {FILE_BYTES_MAX} are read")
+    if content.startswith(BYTE_ORDER_MARK):
+        raise SettingError(
+            f"{path}: begins with a byte order mark, which some editors add; save it without one"
+        )
     try:
         return Table(path, "", tomllib.loads(content.decode()))
     except UnicodeDecodeError as error:

@@ -49,6 +49,8 @@ def parse_fault(text: str) -> Fault:
         return Fault("fail" if other == "fail" else "lost", int(other_seq))
     whole, _, fraction = factor.partition(".")
     factor_ppm = int(whole) * PPM + int(fraction.ljust(6, "0") or "0")
+    if factor_ppm == 0:
+        raise FaultError(f"--inject: {text!r}: a round takes some time; 0.001x is the least")
     return Fault("slow", int(slow_seq), factor_ppm=factor_ppm)
 
 

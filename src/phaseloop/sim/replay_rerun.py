@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from phaseloop.core.reduce import deadline_next, reduce
 from phaseloop.core.state import State
+from phaseloop.core.transitions import live
 from phaseloop.core.vocabulary import (
     AbortRound,
     AnyEvent,
@@ -88,6 +89,7 @@ class Rerun:
         self.engine = engine
         self._watchers = watchers
         self.faults = sorted(faults, key=lambda fault: fault.seq)  # that have not struck yet
+        self.missed: list[Fault] = []  # cancels of who was not there
         self._urgent: list[AnyEvent] = []  # what faults bring about, before anything else
         self._inputs: deque[tuple[AnyEvent, int]] = deque()
         self._made = made  # events of the present time that are no inputs
@@ -225,6 +227,8 @@ class Rerun:
         if fault.kind == "cancel":
             cancelled = RequestCancelled(at_ns=self.now_ns, request_id=fault.request_id)
             self._urgent.append(cancelled)
+            if fault.request_id not in live(self.state):
+                self.missed.append(fault)
         elif fault.kind == "lost":
             self._urgent.append(EngineLost(at_ns=self.now_ns, reason=INJECTED))
         elif self._round_end is None:

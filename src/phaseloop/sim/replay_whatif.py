@@ -75,6 +75,29 @@ def parse_changes(text: str) -> Change:
     return change
 
 
+def check_effect(text: str, before: Scenario, after: Scenario) -> None:
+    """Raises ChangeError for a change that changes nothing, and says why."""
+    pairs = dict(part.strip().split("=", 1) for part in text.split(","))
+    wanted = {
+        "tg-quantum-ms": after.policy.switch == "quantum",
+        "pp-quantum-ms": after.policy.switch == "quantum",
+        "seat-quantum-ms": after.policy.switch == "quantum" and after.limits.can_save,
+        "linger-ms": after.policy.switch == "barrier",
+        "serial-order": after.policy.share == "serial",
+    }
+    for name in pairs:
+        if not wanted.get(name, True):
+            why = f"means nothing under {after.policy.name}"
+            if name == "seat-quantum-ms" and after.policy.switch == "quantum":
+                why = "means nothing on an engine that cannot move sequences to host RAM"
+            raise ChangeError(f"--what-if: {name} {why}")
+        alone = parse_changes(f"{name}={pairs[name]}")(before)
+        if alone == before and "policy" not in pairs:
+            raise ChangeError(f"--what-if: {name}={pairs[name]} is as it was recorded")
+    if after == before:
+        raise ChangeError(f"--what-if: {text} is as it was recorded")
+
+
 def change_policy(pairs: dict[str, str]) -> Change:
     """A policy asked for holds from the beginning on, so recorded changes of policy are dropped."""
     fields: dict[str, int | str] = {

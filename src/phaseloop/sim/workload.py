@@ -265,8 +265,11 @@ def read_prefix(table: Table, name: str) -> SharedPrefix:
 
 def read_cancel(table: Table) -> Leaving:
     fraction = table.number("fraction", 0, 1, 1)
-    if ("after_s" in table) == ("after_tokens" in table):
-        raise table.missing("after_s", "a cancel has either after_s or after_tokens")
+    given = [key for key in ("after_s", "after_tokens") if key in table]
+    if not given:
+        raise table.missing("after_s or after_tokens")
+    if len(given) > 1:
+        raise table.error("after_tokens", table.value("after_tokens"), "cannot stand with after_s")
     after_ns = after_tokens = None
     if "after_s" in table:
         after_ns = read_distribution(table, "after_s", 0, SECONDS_MAX, NS)

@@ -1,0 +1,56 @@
+"""Files that are written: by one process at a time, and with errors that name them."""
+
+import errno
+import os
+import stat
+from fcntl import LOCK_EX, LOCK_NB, flock
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # some file systems have none
+
+
+class OutputFile(FileIO):
+    """Unbuffered.  An error while writing, such as a full disk, carries the file's name."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from None
+
+
+def create(path: Path) -> BinaryIO:
+    """Open a file for writing, empty.  Raises OSError, also where another process is writing it.
+
+    The lock is the kernel's and ends with the process.  It is taken before the file is emptied, so
+    a second writer harms nothing.
+    """
+    raw = OutputFile(path, "wb", opener=untruncated)
+    try:
+        if stat.S_ISREG(os.fstat(raw.fileno()).st_mode):  # devices and pipes take anything
+            lock(raw)
+            raw.truncate(0)
+    except BaseException:
+        raw.close()
+        raise
+    return cast(BinaryIO, BufferedWriter(raw))
+
+
+def untruncated(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+
+
+def lock(file: FileIO) -> None:
+    try:
+        flock(file.fileno(), LOCK_EX | LOCK_NB)
+    except BlockingIOError as error:
+        what = "is being written by another process; name another file"
+        raise OSError(error.errno, what, file.name) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
