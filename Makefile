@@ -9,7 +9,7 @@ EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint fmt check traces bench clean
+.PHONY: help setup demo test test-all lint fmt check traces bench clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
+
+demo: setup  ## fetch a small model, serve it, show one streamed answer; ARGS='"your question"'
+	$(BIN)/phaseloop demo $(ARGS)
 
 test: setup  ## all tests; ARGS="tests/core -k seal" for some
 	$(BIN)/python -m pytest $(ARGS)

@@ -23,6 +23,7 @@ from phaseloop import __version__
 from .errors import EXIT_USAGE, UserError
 
 COMMANDS = {  # in the order of the help
+    "demo": "fetch a small model, serve it, and show one streamed answer",
     "serve": "serve a model over HTTP, with prompts and answers in separate phases",
     "pull": "fetch a model into the cache, or list what is there",
     "simulate": "run a workload against a policy in virtual time, and measure it",
