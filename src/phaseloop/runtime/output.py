@@ -6,10 +6,9 @@ import stat
 from fcntl import LOCK_EX, LOCK_NB, flock
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, TypeAlias, cast
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+Data: TypeAlias = bytes | bytearray | memoryview  # whatever BufferedWriter hands down
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # some file systems have none
 
@@ -17,7 +16,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # some file systems h
 class OutputFile(FileIO):
     """Unbuffered.  An error while writing, such as a full disk, carries the file's name."""
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Data, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
             return super().write(data)
         except OSError as error:
@@ -38,7 +37,7 @@ def create(path: Path) -> BinaryIO:
     except BaseException:
         raw.close()
         raise
-    return cast(BinaryIO, BufferedWriter(raw))
+    return cast(BinaryIO, BufferedWriter(cast(FileIO, raw)))
 
 
 def untruncated(path: str, flags: int) -> int:
