@@ -84,6 +84,8 @@ class ModelFile:
                 writer.add_string(full, value)
             elif isinstance(value, float):
                 writer.add_float32(full, value)
+            elif isinstance(value, list):
+                writer.add_array(full, value)
             else:
                 writer.add_uint32(full, value)
         for name, (values, kind) in self.tensors.items():
