@@ -3,13 +3,14 @@
 Method: the shell in virtual time with rounds of one millisecond, so that each span is arithmetic.
 """
 
+import pytest
 from msgspec.structs import replace
-from scripted import DESCRIPTION, MS, Shell, run_virtually
+from scripted import DESCRIPTION, MS, ScriptedEngine, Shell, run_virtually
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.state import Flight, Pending, Role, Sequence, initial
 from phaseloop.core.vocabulary import Failed, Lane, Produced, Request, RoundCompleted
-from phaseloop.engine.protocol import limits_of
+from phaseloop.engine.protocol import Seated, limits_of
 from phaseloop.runtime.clock import VirtualClock
 from phaseloop.runtime.gateway import Begun, Delivered, Ended, Gateway, Progress
 from phaseloop.runtime.mailbox import Mailbox
@@ -106,6 +107,37 @@ def test_choices_share_one_prompt_and_are_timed_from_its_end():
         "queue": 0, "prefill": 1, "prefill_work": 2, "barrier": 1, "decode": 4, "decode_work": 4
     }  # fmt: skip
     assert counters.prompt_tokens == 50
+
+
+class StoringEngine(ScriptedEngine):
+    """Has 40 tokens of every prompt elsewhere, unless it `fails` to bring them."""
+
+    fails = False
+
+    def seat(self, seat, content):
+        return Seated(40, restore=True)
+
+    def _lane(self, lane):
+        is_restore = self.launches[-1].kind == "restore"
+        return (Failed("gone"), ()) if is_restore and self.fails else super()._lane(lane)
+
+
+@pytest.mark.parametrize(("fails", "cached"), [(False, 40), (True, 0)])
+def test_a_stored_beginning_counts_once_it_is_back(fails, cached):
+    """A prompt of 100: what is found and what is computed are all of it, either way."""
+
+    async def main():
+        engine = StoringEngine()
+        engine.fails = fails
+        shell = Shell(engine, watched=True)
+        with shell.submit(Request(0, 100)) as call:
+            await read(call.streams[0])
+        await shell.shut_down()
+        return call.streams[0].timing, shell.watch.counters
+
+    timing, counters = run_virtually(main())
+    assert (timing.cached, timing.processed) == (cached, 100 - cached)
+    assert (counters.prompt_tokens_cached, counters.prompt_tokens) == (cached, 100 - cached)
 
 
 def test_drafts_are_counted_as_they_are_verified():

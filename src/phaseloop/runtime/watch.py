@@ -95,8 +95,9 @@ class Watch:
         timing.slots[event.choice] = event.slot
         if event.choice == 0 and timing.seated_ns is None:
             timing.seated_ns = event.at_ns
-            timing.cached = event.cached_length
-            self.counters.prompt_tokens_cached += event.cached_length
+            if not event.restore:  # what is elsewhere counts once it is here
+                timing.cached = event.cached_length
+                self.counters.prompt_tokens_cached += event.cached_length
 
     def _on_launch(self, launch: LaunchRound, at_ns: int) -> None:
         for lane in launch.lanes:
@@ -144,6 +145,9 @@ class Watch:
         elif kind == "fork":  # the shared beginning, computed by another request (R18)
             self.counters.prompt_tokens_cached += max(0, lane.count - timing.cached)
             timing.cached = max(timing.cached, lane.count)
+        elif kind == "restore" and timing.cached == timing.processed == 0:
+            self.counters.prompt_tokens_cached += lane.count  # a later one brings itself back
+            timing.cached = lane.count
         if lane.start + lane.count >= prompt_length:
             timing.ready_ns = at_ns
         stream.put(PROGRESS)
