@@ -20,8 +20,8 @@ OTHER = TOKENIZER.encode("X")[0]
 class Storyteller(ScriptedEngine):
     """Every choice's answer is `tell` of its prompt: one token of it per round, then the end.
 
-    `fails` names rounds, by kind, whose lanes fail.  While `gate` is clear, rounds wait.  In virtual
-    time each takes `duration_ns`.
+    `fails` names rounds, by kind, whose lanes fail.  While `gate` is clear, rounds wait.  In
+    virtual time each takes `duration_ns`.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from phaseloop.runtime.gateway import Begun, Delivered, Ended, Progress
 from .answer import Answer
 from .answer_reply import Part, Reply, Whole
 from .body import parse_object
+from .chat_reasoning import start_of
 from .errors import ApiError, error_response, json_response
 from .request import Shape, Wanted, wanted_of
 from .request_chat import rendered
@@ -84,7 +85,7 @@ def prepare(raw: bytes, shape: Shape, served: Served, http: HttpOptions, now: da
     wanted = wanted_of(fields, shape, served, http)
     limits, tokenizer = served.service.limits, served.tokenizer
     if shape == "chat":
-        prompts: tuple[Prompt, ...] = (text_prompt(rendered(fields, served, now), tokenizer),)
+        prompts: tuple[Prompt, ...] = (chat_prompt(fields, wanted, served, now),)
     else:
         prompts = prompts_of(fields.raw.get("prompt"), tokenizer, limits)
     for prompt in prompts:
@@ -92,6 +93,13 @@ def prepare(raw: bytes, shape: Shape, served: Served, http: HttpOptions, now: da
     if shape == "native" or wanted.echo or wanted.verbose:
         prompts = tuple(replace(p, shown=tokenizer.decode(p.tokens)) for p in prompts)
     return Prepared(wanted, prompts)
+
+
+def chat_prompt(fields: Fields, wanted: Wanted, served: Served, now: datetime) -> Prompt:
+    prompt = text_prompt(rendered(fields, served, now), served.tokenizer)
+    if wanted.reasoning_format == "none" or served.template is None or prompt.text is None:
+        return prompt
+    return replace(prompt, thought=start_of(prompt.text, served.template.source))
 
 
 class Answered:

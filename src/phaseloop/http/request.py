@@ -10,12 +10,13 @@ from phaseloop.engine.settings import Sampling
 from phaseloop.text.stops import StopStrings
 
 from .errors import invalid_field, not_supported
-from .request_fields import INT_MAX, Fields, is_empty, shown, texts, wrong
+from .request_fields import INT_MAX, Fields, choice, is_empty, shown, texts, wrong
 from .sampling_fields import PROBS_MAX, breaker_strings_of, sampling_of, seed_of
-from .served import HttpOptions, Served
+from .served import HttpOptions, ReasoningFormat, Served
 
 Shape: TypeAlias = Literal["native", "completion", "chat"]  # of the answer, by the route
 
+REASONING_FORMATS: dict[str, ReasoningFormat] = {"auto": "auto", "deepseek": "auto", "none": "none"}
 STOPS_MAX = 1024
 STOPS_CHARACTERS_MAX = 65_536  # together; each costs memory while the request lives
 RESPONSE_FIELDS_MAX = 256
@@ -54,6 +55,7 @@ class Wanted(Struct, frozen=True):
     verbose: bool
     timing_field: bool
     echo: bool
+    reasoning_format: ReasoningFormat  # none: what a model thinks stays in its answer
 
 
 def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -> Wanted:
@@ -101,6 +103,7 @@ def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -
         verbose=fields.flag("verbose", False),
         timing_field=fields.flag("phaseloop", http.timing_field),
         echo=echo,
+        reasoning_format=reasoning_format_of(fields, served.reasoning_format),
     )
 
 
@@ -183,6 +186,14 @@ def choices_of(fields: Fields, slot_count: int) -> int:
 def slot_of(fields: Fields, slot_count: int) -> int | None:
     slot = fields.bounded("id_slot", default=-1, low=-1, high=slot_count - 1)
     return None if slot < 0 else slot
+
+
+def reasoning_format_of(fields: Fields, default: ReasoningFormat) -> ReasoningFormat:
+    place, _ = fields.found("reasoning_format")
+    name = fields.text("reasoning_format", default)
+    if name == "deepseek-legacy":
+        raise not_supported(f"{place}: {name} is not supported yet; there are auto and none")
+    return choice(place, name, REASONING_FORMATS)
 
 
 def milliseconds(fields: Fields, name: str, default_ns: int | None = None) -> int | None:

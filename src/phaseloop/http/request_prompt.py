@@ -14,6 +14,7 @@ from msgspec import Struct
 from phaseloop.core.state import Limits
 from phaseloop.text.tokenizer import Tokenizer
 
+from .chat_reasoning import Start
 from .errors import ApiError, invalid_field, not_supported
 from .request_fields import shown, whole, wrong
 
@@ -22,6 +23,7 @@ class Prompt(Struct, frozen=True):
     tokens: tuple[int, ...]
     text: str | None = None  # as the client sent it, or as its messages were rendered
     shown: str = ""  # with its special tokens, where the answer repeats it
+    thought: Start | None = None  # how the answer begins, where a thought is told apart from it
 
 
 def prompts_of(raw: object, tokenizer: Tokenizer, limits: Limits) -> tuple[Prompt, ...]:

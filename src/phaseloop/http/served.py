@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar, cast
+from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
 from msgspec import Struct, field
@@ -22,6 +22,8 @@ from .sampling_fields import BREAKERS_DEFAULT
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ReasoningFormat: TypeAlias = Literal["auto", "none"]  # a thought told apart, or left in the text
 
 BLOCKING_THREADS = 2  # text work holds the interpreter's lock: more threads would not do more
 
@@ -74,6 +76,7 @@ class Served(Struct, frozen=True):
     queue_wait_ns_max: int | None = None  # the longest wait for a seat; None is any
     context_shift: bool = False  # an answer that fills the context goes on, its beginning dropped
     prefills: bool = True  # a last message of the assistant is continued unasked
+    reasoning_format: ReasoningFormat = "auto"  # of requests that name none
     template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(BLOCKING_THREADS))
 

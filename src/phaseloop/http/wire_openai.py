@@ -5,6 +5,7 @@ from typing import Literal
 
 from .answer import Answer
 from .answer_reply import Part, Reply, Whole
+from .chat_reasoning import Reasoning
 from .request_fields import Json
 from .wire import prompt_progress
 from .wire_logprobs import legacy, probabilities
@@ -118,6 +119,12 @@ class Chat(OpenAi):
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply, "chat.completion", "chat.completion.chunk")
         self._opened: set[int] = set()  # choices whose role has been told
+        self._reasoning = {
+            answer.index: Reasoning(part.prompt.thought)
+            for part in reply.parts
+            for answer in part.answers
+            if part.prompt.thought is not None
+        }
 
     def progress(self, part: Part, *, is_first: bool) -> Json:
         answer = part.answers[0]
@@ -130,31 +137,33 @@ class Chat(OpenAi):
 
     def chunks(self, part: Part, answer: Answer, text: str, ids: Sequence[int]) -> Sequence[Json]:
         opening = self._opening(answer)
-        if not text:
-            return opening
-        choice = self._choice(answer, {"content": text})
-        if self._reply.wanted.alternatives is not None:
-            choice["logprobs"] = {"content": self._logprobs(answer)}
-        event = self._timed(part, answer, self._event(choice))
-        return (*opening, event) if opening else (event,)
+        reasoning = self._reasoning.get(answer.index)
+        if reasoning is None:
+            delta: Json = {"content": text} if text else {}
+        else:
+            delta = delta_of(reasoning.push(text))
+        return (*opening, *self._delta(part, answer, delta))
 
     def finals(self, part: Part, answer: Answer, *, is_last: bool) -> Sequence[Json]:
+        opening = self._opening(answer)
+        reasoning = self._reasoning.get(answer.index)
+        rest = {} if reasoning is None else delta_of(reasoning.finish())
+        held = self._delta(part, answer, rest)
         choice = self._choice(answer, {}) | {"finish_reason": finish_reason(answer)}
         logprobs = self._logprobs(answer)
         if logprobs:
             choice["logprobs"] = {"content": logprobs}
         event = self._event(choice) | self._verbose(part, answer, STREAMED)
         last = self._closed(event, with_usage=False) if is_last else (event,)
-        return (*self._opening(answer), *last)
+        return (*opening, *held, *last)
 
     def body(self, wholes: Sequence[tuple[Part, Answer, Whole]]) -> Json:
         choices: list[Json] = []
         for _, answer, whole in wholes:
-            message = {"role": "assistant", "content": whole.text}
             choice: Json = {
                 "finish_reason": finish_reason(answer),
                 "index": answer.index,
-                "message": message,
+                "message": self._message(answer, whole.text),
             }
             logprobs = self._logprobs(whole)
             if logprobs is not None:
@@ -162,6 +171,25 @@ class Chat(OpenAi):
             choices.append(choice)
         made = self._object(self._whole_name, choices) | {"usage": self._reply.usage()}
         return made | self._verbose(*wholes[0]) | self._reply.closing()
+
+    def _message(self, answer: Answer, text: str) -> Json:
+        reasoning = self._reasoning.get(answer.index)
+        if reasoning is None:
+            return {"role": "assistant", "content": text}
+        thought, content = reasoning.push(text)
+        more_thought, more_content = reasoning.finish()
+        message = {"role": "assistant", "content": content + more_content}
+        thought += more_thought
+        return message | ({"reasoning_content": thought} if thought else {})
+
+    def _delta(self, part: Part, answer: Answer, delta: Json) -> Sequence[Json]:
+        """An event, unless there is nothing to tell."""
+        if not delta:
+            return ()
+        choice = self._choice(answer, delta)
+        if self._reply.wanted.alternatives is not None:
+            choice["logprobs"] = {"content": self._logprobs(answer)}
+        return (self._timed(part, answer, self._event(choice)),)
 
     def _choice(self, answer: Answer, delta: Json) -> Json:
         return {"finish_reason": None, "index": answer.index, "delta": delta}
@@ -172,6 +200,12 @@ class Chat(OpenAi):
             return ()
         self._opened.add(answer.index)
         return (self._event(self._choice(answer, {"role": "assistant", "content": None})),)
+
+
+def delta_of(split: tuple[str, str]) -> Json:
+    thought, content = split
+    delta: Json = {"reasoning_content": thought} if thought else {}
+    return delta | ({"content": content} if content else {})
 
 
 def finish_reason(answer: Answer) -> Literal["stop", "length"]:

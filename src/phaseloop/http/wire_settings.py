@@ -35,7 +35,7 @@ def settings_of(wanted: Wanted, seed: int) -> Json:
         "grammar_triggers": [],
         "preserved_tokens": [],
         "chat_format": "Content-only",
-        "reasoning_format": "none",
+        "reasoning_format": wanted.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
         "speculative.types": "none",
