@@ -143,8 +143,11 @@ def test_the_budget(tmp_path):
 # --- where a prompt finds its beginning -----------------------------------------------------------
 
 
+SHELL_TAKES = ("policy", "save_idle", "share_length_min")
+
+
 def shell(**options):
-    limits = {name: options.pop(name) for name in ("policy", "save_idle") if name in options}
+    limits = {name: options.pop(name) for name in SHELL_TAKES if name in options}
     engine, _ = recall_engine(**options)
     return Shell(engine, **limits)
 
@@ -245,6 +248,16 @@ def test_a_beginning_whose_slot_is_taken_before_its_round_is_found_again():
     assert served.cached[ids[0]] == 100
     assert served.given[ids[0], 0] == answer(A + C, 5)
     assert served.given[other[0], 0] == answer(C, 5)
+
+
+def test_a_longer_beginning_is_awaited_rather_than_a_shorter_one_copied():
+    """Both begin with what a slot has 40 tokens of; one computes the next 60, the other forks."""
+    served = shell(slots=3, share_length_min=50)
+    ask(served, A[:40] + B)
+    served.arrive(A + C, A + B, output_limit=5)
+    served.drain()
+    assert served.kinds.count("restore") == served.kinds.count("fork") == 1
+    assert served.given[1, 0] == answer(A + C, 5) and served.given[2, 0] == answer(A + B, 5)
 
 
 def test_one_that_is_not_found_again_is_computed():
