@@ -118,7 +118,7 @@ class LiveSimEngine:
         """Raises RoundError if it was aborted; then no sequence has moved."""
         self._pass_time(launch)
         match launch.kind:
-            case "sample" | "decode" | "mixed":
+            case "prefill" | "sample" | "decode" | "mixed":
                 return self._generate(launch.lanes)
             case "save":
                 for lane in launch.lanes:
@@ -129,7 +129,7 @@ class LiveSimEngine:
             case "shift":
                 for lane in launch.lanes:
                     del self._slots[lane.slot].tokens[lane.start : lane.start + lane.count]
-            case "prefill" | "encode" | "fork":
+            case "encode" | "fork":
                 pass  # a seat has known its whole prompt from the beginning
         return Outcome((Produced(),) * len(launch.lanes))
 
