@@ -101,7 +101,7 @@ def trace(recorded, tmp_path) -> Path:
 def test_the_same_engine_computes_the_same_tokens(model, tmp_path, capsys, policy):
     trace = tmp_path / "trace.jsonl"
     asyncio.run(serve(model, trace, policy))
-    ran = Ran(capsys, "--engine", "-m", model, trace, "--json", "--threads", 1)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace, "--json", "--threads", 1)
     found = ran.object()
     assert (ran.code, found["differences"]) == (0, [])
     lines = [json.loads(line) for line in trace.read_bytes().splitlines()]
@@ -114,7 +114,7 @@ def test_the_same_engine_computes_the_same_tokens(model, tmp_path, capsys, polic
 
 
 def test_it_says_so_to_people(model, trace, capsys):
-    ran = Ran(capsys, "--engine", "-m", model, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace)
     assert ran.code == 0 and ran.err == ""
     assert "tokens equal: the engine computes what it did" in ran.out
     assert "chain equal" in ran.out
@@ -141,7 +141,7 @@ def with_another_last_id(trace: Path) -> tuple[int, int, int]:
 
 def test_the_first_difference_is_named(model, trace, capsys):
     round_id, old, new = with_another_last_id(trace)
-    ran = Ran(capsys, "--engine", "-m", model, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace)
     assert ran.code == 1
     assert f"round {round_id}, request 6, token 5 of its answer, at position 55" in ran.out
     assert f"expected {new}, got {old}" in ran.out
@@ -152,7 +152,7 @@ def test_an_edited_id_is_found_before_anything_runs(model, trace, capsys):
     text = trace.read_text()
     at = text.index('"line":"generated"')
     trace.write_text(text[:at] + text[at:].replace('"ids":[[', '"ids":[[1,', 1))
-    ran = Ran(capsys, "--engine", "-m", model, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace)
     assert ran.code == 2 and "field chain: does not follow" in ran.err
 
 
@@ -160,15 +160,15 @@ def test_a_trace_without_its_ids_is_refused(model, trace, capsys):
     lines = trace.read_bytes().splitlines(keepends=True)
     del lines[content_lines(trace)[-1][0]]
     trace.write_bytes(b"".join(lines))
-    ran = Ran(capsys, "--engine", "-m", model, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace)
     assert ran.code == 2 and "its token ids are not in the trace" in ran.err
 
 
 def test_another_model_is_refused_unless_forced(trace, tmp_path, capsys):
     other = decoder_file("llama", "Q4_0", seed=1).write(tmp_path / "other.gguf")
-    ran = Ran(capsys, "--engine", "-m", other, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", other, trace)
     assert ran.code == 2 and "is not the model of the trace" in ran.err
-    forced = Ran(capsys, "--engine", "-m", other, trace, "--force", "--json")
+    forced = Ran(capsys, "--engine", "--cache-ram", 0, "-m", other, trace, "--force", "--json")
     assert forced.code == 1
     differing = {one["request_id"] for one in forced.object()["differences"]}
     assert differing >= {0, 1, 2, 3, 4, 6}, "all but the one that hardly began"
@@ -177,10 +177,10 @@ def test_another_model_is_refused_unless_forced(trace, tmp_path, capsys):
 def test_a_trace_of_another_engine_is_refused(model, trace, capsys):
     text = trace.read_text()
     trace.write_text(text.replace('"engine":"ggml-', '"engine":"sim-', 1))
-    ran = Ran(capsys, "--engine", "-m", model, trace)
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace)
     assert ran.code == 2 and "which runs no model" in ran.err
     trace.write_text(text.replace('"engine":"ggml-', '"engine":"ggml-0.0.1-', 1))
-    ran = Ran(capsys, "--engine", "-m", model, trace, "--force")
+    ran = Ran(capsys, "--engine", "--cache-ram", 0, "-m", model, trace, "--force")
     assert ran.code == 2 and "field chain" in ran.err, "the header is part of the chain"
 
 
@@ -188,7 +188,9 @@ def test_what_is_missing_is_said(model, trace, tmp_path, capsys):
     ran = Ran(capsys, "--engine", trace)
     assert ran.code == 2 and "-m model.gguf" in ran.err
     ran = Ran(capsys, "--engine", "-m", tmp_path / "none.gguf", trace)
-    assert ran.code == 2 and "none.gguf: No such file" in ran.err
+    assert ran.code == 2 and "none.gguf: no such file" in ran.err
+    ran = Ran(capsys, "--cache-ram", 0, trace)
+    assert ran.code == 2 and "--cache-ram goes with --engine" in ran.err
     ran = Ran(capsys, "-m", model, trace)
     assert ran.code == 2 and "--model goes with --engine" in ran.err
     ran = Ran(capsys, "--engine", "-m", model, "-t", 0, trace)

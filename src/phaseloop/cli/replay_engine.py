@@ -11,11 +11,13 @@ from typing import cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phaseloop.engine.cpu_load import CpuOptions, load_cpu_engine
+from phaseloop.engine.cpu_load import CpuOptions, engine_over
 from phaseloop.engine.protocol import Engine, EngineDied
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.model.gguf_file import ModelError
-from phaseloop.model.weights import open_weights
+from phaseloop.model.load import load_model
+from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.ggml import AttentionPath
 from phaseloop.ops.ggml_regions import CacheKind
 from phaseloop.ops.interface import BackendError
@@ -23,8 +25,11 @@ from phaseloop.runtime.trace import Header, Reader
 from phaseloop.sim.replay import EXIT_DIVERGED, EXIT_OK, Fold
 from phaseloop.sim.replay_model import Difference, EngineReplay, MissingContent
 from phaseloop.sim.replay_text import count_text
+from phaseloop.text.metadata import vocabulary_of
+from phaseloop.text.vocabulary import VocabularyError
 
 from .errors import UserError
+from .models import by_name
 from .replay_files import open_source, write_lines, write_object
 from .replay_report import verdict_lines
 
@@ -97,11 +102,15 @@ def loaded(args: Namespace, header: Header) -> Engine:
         attention=cast(AttentionPath, found["attention"]),
         page_count=limits.page_count,
         reuse_generated=found["reuse"] is not None,
+        cache_ram_bytes=budget_bytes(args.cache_ram),
     )
     try:
-        check_model(args, header, open_weights(args.model).digest())
+        weights = open_weights(by_name(str(args.model)))
+        check_model(args, header, weights.digest())
         with bar("weights") as report:
-            engine, _ = load_cpu_engine(args.model, ChainSampler(), options, report)
+            engine = engine_over(
+                weights, load_model(weights), ChainSampler(), options, report, ends_of(weights)
+            )
     except (ModelError, BackendError) as error:
         raise UserError(str(error)) from None
     name = engine.describe().name
@@ -111,6 +120,14 @@ def loaded(args: Namespace, header: Header) -> Engine:
             "need not be those of the other (--force compares them all the same)"
         )
     return engine
+
+
+def ends_of(weights: Weights) -> frozenset[int] | None:
+    """What ends a text, as the server has it; None where there is no tokenizer to know it."""
+    try:
+        return frozenset(vocabulary_of(weights.metadata).end_ids)
+    except VocabularyError:
+        return None
 
 
 def check_model(args: Namespace, header: Header, digest: str) -> None:
@@ -135,6 +152,8 @@ def engine_lines(engine: Engine, replay: EngineReplay) -> list[str]:
         lines.append(f"note: the recorded engine was lost ({compared.lost}); compared up to there")
     if not replay.differences:
         return [*lines, "tokens equal: the engine computes what it did"]
+    if any(one.what == "cached" for one in replay.differences):
+        lines.append("note: what a seat finds depends on --cache-ram: state the server's")
     lines += [f"DIFFERS: {difference_text(one)}" for one in replay.differences[:DIFFERENCES_SHOWN]]
     left = len(replay.differences) - DIFFERENCES_SHOWN
     if left > 0:
