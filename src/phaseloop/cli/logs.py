@@ -14,7 +14,7 @@ from queue import Full, Queue
 from typing import Literal, TypeAlias
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from .errors import UserError
 
@@ -62,6 +62,9 @@ class Target:
         except (OSError, ValueError):
             self._is_broken = True
 
+    def close(self) -> None:
+        self._file.close()
+
 
 class Logs(logging.Handler):
     """Takes records from any thread, and writes them from its own."""
@@ -85,6 +88,9 @@ class Logs(logging.Handler):
         with suppress(Full):
             self._records.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            for target in self._targets:
+                target.close()
         super().close()
 
     def _work(self) -> None:
@@ -149,10 +155,18 @@ def rendering(form: Form, colours: bool) -> list[Processor]:
     if form == "json":
         return [structlog.processors.JSONRenderer()]
     return [
+        without_request_name,
         structlog.dev.ConsoleRenderer(
             colors=colours,
             pad_event_to=EVENT_WIDTH,
             sort_keys=False,
             exception_formatter=structlog.dev.plain_traceback,
-        )
+        ),
     ]
+
+
+def without_request_name(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """A client may quote it when something failed; other lines are readable without."""
+    if event.get("level") in ("info", "debug"):
+        event.pop("http_request", None)
+    return event

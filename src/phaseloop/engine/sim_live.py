@@ -140,11 +140,11 @@ class LiveSimEngine:
                 self._cut.notify()
 
     def _pass_time(self, launch: LaunchRound) -> None:
+        if not self._speed:
+            return
         cost = self._model.cost
         length_ns = duration_ns(cost, launch, lambda lane: self._slots[lane.slot].produced > 0)
         length_ns = jittered_ns(cost, length_ns, self._seed, launch.round_id)
-        if not self._speed:
-            return
         with self._cut:
             self._running, self._is_cut = launch.round_id, False
             was_cut = self._cut.wait_for(lambda: self._is_cut, length_ns / 1e9 / self._speed)
