@@ -209,11 +209,31 @@ async def test_tokens_without_text_of_their_own_keep_their_logprobs():
     assert found == list(tokens)
 
 
-async def test_the_last_message_is_continued():
+CONTINUED = [*MESSAGES, {"role": "assistant", "content": "over "}]
+ASKED = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize(
+    ("more", "content"),
+    [({}, "over " + TEXT), (ASKED, TEXT), (ASKED | {"echo": True}, "over " + TEXT)],
+    ids=["unasked", "asked", "asked to repeat"],
+)
+async def test_the_last_message_is_continued(more, content):
     engine = Storyteller(TEXT)
-    await asked(CHAT, engine, messages=[*MESSAGES, {"role": "assistant", "content": "over"}])
-    prompt = TOKENIZER.decode(engine.contents[0].tokens)
-    assert prompt == RENDERED + "over"
+    answer = await asked(CHAT, engine, messages=CONTINUED, **more)
+    assert TOKENIZER.decode(engine.contents[0].tokens) == RENDERED + "over "
+    assert answer["choices"][0]["message"]["content"] == content
+    first, *others = await streamed(CHAT, messages=CONTINUED, **more)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    deltas = [part["choices"][0]["delta"] for part in others]
+    assert deltas[0] == {"content": content.partition(TEXT)[0] + PIECES[0]}
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+
+
+async def test_a_message_with_nothing_added_is_repeated_all_the_same():
+    parts = await streamed(CHAT, Storyteller(""), messages=CONTINUED)
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert deltas == [{"role": "assistant", "content": None}, {"content": "over "}, {}]
 
 
 async def test_a_begun_text_gets_one_beginning_token():

@@ -127,6 +127,13 @@ async def test_a_thought_that_the_template_opens():
 
 
 @pytest.mark.asyncio
+async def test_a_thought_that_is_continued():
+    begun = {"role": "assistant", "content": "", "reasoning_content": "I think"}
+    made = await message(messages=[*MESSAGES, begun], text=" so</think>yes")
+    assert (made["reasoning_content"], made["content"]) == ("so", "yes")
+
+
+@pytest.mark.asyncio
 async def test_nothing_is_split_where_nobody_wants_it():
     plain = {"role": "assistant", "content": TEXT}
     assert await message(reasoning_format="none") == plain

@@ -24,7 +24,7 @@ from .body import parse_object
 from .chat_reasoning import start_of
 from .errors import ApiError, error_response, json_response
 from .request import Shape, Wanted, wanted_of
-from .request_chat import rendered
+from .request_chat import conversation_of
 from .request_fields import Fields
 from .request_prompt import Prompt, check_fit, prompts_of, text_prompt
 from .served import HttpOptions, Served, options_of, served_of
@@ -96,10 +96,13 @@ def prepare(raw: bytes, shape: Shape, served: Served, http: HttpOptions, now: da
 
 
 def chat_prompt(fields: Fields, wanted: Wanted, served: Served, now: datetime) -> Prompt:
-    prompt = text_prompt(rendered(fields, served, now), served.tokenizer)
-    if wanted.reasoning_format == "none" or served.template is None or prompt.text is None:
+    conversation = conversation_of(fields, served, now)
+    prompt = replace(text_prompt(conversation.text, served.tokenizer), said=conversation.said)
+    if wanted.reasoning_format == "none" or served.template is None:
         return prompt
-    return replace(prompt, thought=start_of(prompt.text, served.template.source))
+    is_thinking = conversation.is_thinking
+    thought = "opened" if is_thinking else start_of(conversation.text, served.template.source)
+    return replace(prompt, thought=thought)
 
 
 class Answered:

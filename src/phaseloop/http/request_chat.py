@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from msgspec import Struct
+
 from phaseloop.text.budget import TemplateError
 from phaseloop.text.chat_messages import MessageError, is_continued, parse_messages
 
@@ -16,7 +18,17 @@ from .request_fields import Fields, Json, wrong
 from .served import Served
 
 
+class Conversation(Struct, frozen=True):
+    text: str  # the prompt
+    said: str = ""  # of a message that is continued: the answer begins with it
+    is_thinking: bool = False  # that message has begun to think, and not to answer
+
+
 def rendered(fields: Fields, served: Served, now: datetime) -> str:
+    return conversation_of(fields, served, now).text
+
+
+def conversation_of(fields: Fields, served: Served, now: datetime) -> Conversation:
     """May take a while: call it in a thread.  Raises ApiError."""
     if served.template is None:
         problem = "this model has no chat template; --chat-template gives it one"
@@ -26,13 +38,14 @@ def rendered(fields: Fields, served: Served, now: datetime) -> str:
     try:
         messages = parse_messages(fields.raw["messages"])
         add = _maybe(fields, "add_generation_prompt")
+        asked = _maybe(fields, "continue_final_message")
         continues = is_continued(
             messages,
-            continue_final_message=_maybe(fields, "continue_final_message"),
+            continue_final_message=asked,
             add_generation_prompt=add,
             prefill=served.prefills,
         )
-        return served.template.render(
+        text = served.template.render(
             messages,
             now=now,
             tools=tools_of(fields),
@@ -42,6 +55,12 @@ def rendered(fields: Fields, served: Served, now: datetime) -> str:
         )
     except (MessageError, TemplateError) as error:
         raise invalid(str(error)) from error
+    if not continues:
+        return Conversation(text)
+    last = messages[-1]
+    # Who asks for it by name knows what is there; an answer to others is whole.
+    said = last.text if not asked or fields.flag("echo", False) else ""
+    return Conversation(text, said, bool(last.reasoning_content) and not last.text)
 
 
 def _maybe(fields: Fields, name: str) -> bool | None:

@@ -24,6 +24,7 @@ class Prompt(Struct, frozen=True):
     text: str | None = None  # as the client sent it, or as its messages were rendered
     shown: str = ""  # with its special tokens, where the answer repeats it
     thought: Start | None = None  # how the answer begins, where a thought is told apart from it
+    said: str = ""  # what the answer begins with, since it continues it
 
 
 def prompts_of(raw: object, tokenizer: Tokenizer, limits: Limits) -> tuple[Prompt, ...]:

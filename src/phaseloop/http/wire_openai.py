@@ -125,6 +125,12 @@ class Chat(OpenAi):
             for answer in part.answers
             if part.prompt.thought is not None
         }
+        self._to_say = {
+            answer.index: part.prompt.said
+            for part in reply.parts
+            for answer in part.answers
+            if part.prompt.said
+        }
 
     def progress(self, part: Part, *, is_first: bool) -> Json:
         answer = part.answers[0]
@@ -138,17 +144,15 @@ class Chat(OpenAi):
     def chunks(self, part: Part, answer: Answer, text: str, ids: Sequence[int]) -> Sequence[Json]:
         opening = self._opening(answer)
         reasoning = self._reasoning.get(answer.index)
-        if reasoning is None:
-            delta: Json = {"content": text} if text else {}
-        else:
-            delta = delta_of(reasoning.push(text))
-        return (*opening, *self._delta(part, answer, delta))
+        thought, content = ("", text) if reasoning is None else reasoning.push(text)
+        return (*opening, *self._delta(part, answer, thought, content))
 
     def finals(self, part: Part, answer: Answer, *, is_last: bool) -> Sequence[Json]:
         opening = self._opening(answer)
         reasoning = self._reasoning.get(answer.index)
-        rest = {} if reasoning is None else delta_of(reasoning.finish())
-        held = self._delta(part, answer, rest)
+        thought, content = ("", "") if reasoning is None else reasoning.finish()
+        content = self._to_say.pop(answer.index, "") + content
+        held = self._delta(part, answer, thought, content)
         choice = self._choice(answer, {}) | {"finish_reason": finish_reason(answer)}
         logprobs = self._logprobs(answer)
         if logprobs:
@@ -173,17 +177,23 @@ class Chat(OpenAi):
         return made | self._verbose(*wholes[0]) | self._reply.closing()
 
     def _message(self, answer: Answer, text: str) -> Json:
+        said = self._to_say.pop(answer.index, "")
         reasoning = self._reasoning.get(answer.index)
         if reasoning is None:
-            return {"role": "assistant", "content": text}
+            return {"role": "assistant", "content": said + text}
         thought, content = reasoning.push(text)
         more_thought, more_content = reasoning.finish()
-        message = {"role": "assistant", "content": content + more_content}
+        message = {"role": "assistant", "content": said + content + more_content}
         thought += more_thought
         return message | ({"reasoning_content": thought} if thought else {})
 
-    def _delta(self, part: Part, answer: Answer, delta: Json) -> Sequence[Json]:
+    def _delta(self, part: Part, answer: Answer, thought: str, content: str) -> Sequence[Json]:
         """An event, unless there is nothing to tell."""
+        if content and self._to_say:
+            content = self._to_say.pop(answer.index, "") + content
+        delta: Json = {"reasoning_content": thought} if thought else {}
+        if content:
+            delta["content"] = content
         if not delta:
             return ()
         choice = self._choice(answer, delta)
@@ -200,12 +210,6 @@ class Chat(OpenAi):
             return ()
         self._opened.add(answer.index)
         return (self._event(self._choice(answer, {"role": "assistant", "content": None})),)
-
-
-def delta_of(split: tuple[str, str]) -> Json:
-    thought, content = split
-    delta: Json = {"reasoning_content": thought} if thought else {}
-    return delta | ({"content": content} if content else {})
 
 
 def finish_reason(answer: Answer) -> Literal["stop", "length"]:
