@@ -37,6 +37,7 @@ EXIT_FAULT = 70  # as for a lost engine
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, before there was anything to end in order
 CLOSE_S = 1.0  # for answers that are written but not sent
 CLOSE_ALL_S = 4.0  # for the engine's thread and the trace after that
+KEEP_ALIVE_S = 5.0  # between requests, as llama-server; Hypercorn holds what hung up as long, too
 HEAD_BYTES_MAX = 64 << 10  # of a request: its line and headers
 PING_NEVER_S = 10**9
 BPE, SENTENCEPIECE = 2, 1  # llama.cpp's numbers
@@ -173,7 +174,7 @@ def config_of(settings: Settings, listener: int) -> Config:
     config = Config()
     config.bind = [f"fd://{listener}"]
     config.errorlog = logging.getLogger("hypercorn.error")
-    config.keep_alive_timeout = settings.timeout
+    config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 10**9
     config.read_timeout = settings.timeout
     config.graceful_timeout = CLOSE_S

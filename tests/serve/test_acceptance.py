@@ -1,0 +1,138 @@
+"""Goal: over HTTP, the behaviour for which the reference policy was accepted on its own hardware.
+
+Method: two prompts of about 6,000 and 3,000 tokens arrive together, a third while they generate.
+The clients are real; what happened when is read from the server's own trace, where order is exact.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+
+from phaseloop.cli.child import ChildServer
+from phaseloop.cli.client import Exchange
+from phaseloop.core.reduce import reduce
+from phaseloop.core.state import initial
+from phaseloop.core.vocabulary import DeliverTokens, FinishRequest, LaunchRound, RequestArrived
+from phaseloop.runtime.trace import Recorded, open_trace
+
+LONG, SHORT, LATE = 0, 1, 2
+OUTPUT = 200
+TIMEOUT_S = 600
+
+SIMULATED = ("--sim", "v100x4-qwen27b", "--sim-speed", "10")
+LETTERS = {LONG: "a" * 6000, SHORT: "b" * 3000, LATE: "c" * 400}  # the sim's tokens are bytes
+WORDS = {LONG: "salt " * 6000, SHORT: "iron " * 3000, LATE: "wood " * 400}
+
+
+class Step(Struct):
+    """What happened at one event of the trace."""
+
+    arrived: tuple[int, ...]
+    launched: LaunchRound | None
+    delivered: tuple[int, ...]
+    finished: tuple[int, ...]
+
+
+async def answer(server: ChildServer, prompt: str, begun: asyncio.Event) -> int:
+    """How many tokens came; sets `begun` at the first."""
+    body = {"prompt": prompt, "n_predict": OUTPUT, "ignore_eos": True, "stream": True}
+    tokens = 0
+    async with Exchange(server.address, "POST", "/completion", body) as exchange:
+        assert exchange.status == 200, await exchange.body()
+        async for event in exchange.events():
+            assert b'"error"' not in event.data, event.data
+            if b'"stop":false' in event.data:
+                begun.set()
+                tokens += 1
+    return tokens
+
+
+async def run(arguments: tuple[str, ...], prompts: dict[int, str]) -> list[int]:
+    async with ChildServer(arguments) as server:
+        begun = asyncio.Event()
+        first = asyncio.create_task(answer(server, prompts[LONG], begun))
+        await arrived(server, 1)
+        second = asyncio.create_task(answer(server, prompts[SHORT], begun))
+        await begun.wait()
+        third = asyncio.create_task(answer(server, prompts[LATE], asyncio.Event()))
+        return await asyncio.gather(first, second, third)
+
+
+async def arrived(server: ChildServer, count: int) -> None:
+    """Until so many requests are seated, so that ids follow the order in which they are sent."""
+    seated = 0
+    while seated < count:
+        async with Exchange(server.address, "GET", "/slots") as exchange:
+            seated = (await exchange.body()).count(b'"is_processing":true')
+
+
+def steps(path: Path) -> list[Step]:
+    with open_trace(path) as reader:
+        state = initial(reader.header.limits, reader.header.policy)
+        found: list[Step] = []
+        for _, record in reader:
+            if not isinstance(record, Recorded):
+                continue
+            event = record.event
+            state, effects = reduce(state, event)
+            here = Step((), None, (), ())
+            if isinstance(event, RequestArrived):
+                here.arrived = tuple(request.request_id for request in event.requests)
+            for effect in effects:
+                match effect:
+                    case LaunchRound():
+                        here.launched = effect
+                    case DeliverTokens():
+                        here.delivered += tuple(d.request_id for d in effect.deliveries)
+                    case FinishRequest():
+                        here.finished += (effect.request_id,)
+                    case _:
+                        pass
+            found.append(here)
+        return found
+
+
+def carriers(found: list[Step], request_id: int, *kinds: str) -> list[int]:
+    """The steps that launched a round of these kinds with rows of a request."""
+    return [
+        index
+        for index, step in enumerate(found)
+        if step.launched is not None
+        and step.launched.kind in kinds
+        and any(lane.request_id == request_id for lane in step.launched.lanes)
+    ]
+
+
+def accept(arguments: tuple[str, ...], prompts: dict[int, str], trace: Path) -> None:
+    counts = asyncio.run(run((*arguments, "--trace", str(trace)), prompts))
+    assert counts == [OUTPUT] * 3
+    found = steps(trace)
+    prompt_rounds = {one: carriers(found, one, "prefill") for one in prompts}
+    token_rounds = {one: carriers(found, one, "sample", "decode") for one in prompts}
+    assert len(prompt_rounds[LONG]) >= 3 and len(prompt_rounds[SHORT]) >= 2, "several rounds each"
+    assert set(prompt_rounds[LONG]) & set(prompt_rounds[SHORT]), "together, as one cohort"
+    last_prompt = max(prompt_rounds[LONG] + prompt_rounds[SHORT])
+    first_token = min(token_rounds[LONG] + token_rounds[SHORT])
+    assert last_prompt < first_token, "no token from either before both are done"
+    opened = found[first_token].launched
+    assert opened is not None and opened.kind == "sample"
+    assert {lane.request_id for lane in opened.lanes} == {LONG, SHORT}, "all first tokens at once"
+    late = next(index for index, step in enumerate(found) if LATE in step.arrived)
+    drained = max(i for i, step in enumerate(found) if {LONG, SHORT} & set(step.finished))
+    assert first_token < late < drained, "the third arrives while the cohort generates"
+    assert min(prompt_rounds[LATE]) >= drained, "and processes nothing until it has drained"
+    assert not [step for step in found if step.launched and step.launched.kind == "mixed"]
+
+
+@pytest.mark.timeout(60)
+def test_on_the_simulated_engine(tmp_path: Path):
+    accept(SIMULATED, LETTERS, tmp_path / "trace.jsonl")
+
+
+@pytest.mark.grid
+@pytest.mark.timeout(TIMEOUT_S)
+def test_on_a_real_model(tmp_path: Path, smollm2: Path):
+    arguments = ("-m", str(smollm2), "-c", "16384", "--cache-ram", "0")
+    accept(arguments, WORDS, tmp_path / "trace.jsonl")
