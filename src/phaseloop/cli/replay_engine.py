@@ -143,7 +143,11 @@ def check_model(args: Namespace, header: Header, digest: str) -> None:
 
 def engine_lines(engine: Engine, replay: EngineReplay) -> list[str]:
     compared = replay.compared
-    skipped = f", {compared.skipped:,} left out that had failed" if compared.skipped else ""
+    skipped = (
+        f", {compared.skipped:,} left out that had failed or been aborted"
+        if compared.skipped
+        else ""
+    )
     lines = [
         f"{engine.describe().name}: {count_text(compared.rounds, 'round')} run again{skipped}; "
         f"{count_text(compared.seats, 'seat')}, {count_text(compared.tokens, 'token')} compared"
