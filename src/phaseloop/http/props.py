@@ -41,6 +41,8 @@ def properties_of(served: Served, options: HttpOptions) -> dict[str, object]:
             "policy": served.service.state.policy.name,
             "phase_control": options.phase_control,
             "engine": served.service.description.name,
+            # Why the bits of an answer may depend on its company; empty where they do not.
+            "unstable": served.service.description.unstable,
         },
     }
     if vocabulary.chat_template_tools is not None:
