@@ -13,6 +13,7 @@ import pytest
 from pages import DOCS, PACKAGE, ROOT
 
 from phaseloop.cli import flags_help
+from phaseloop.cli.bench import SUBJECTS
 from phaseloop.cli.main import COMMANDS, READS_ITS_LINE, load
 
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
@@ -72,7 +73,8 @@ def anchors(page: Path) -> set[str]:
 def options() -> set[str]:
     """Of all commands."""
     found = set(re.findall(r"--[\w.-]+", flags_help.page()))
-    for name in COMMANDS.keys() - set(READS_ITS_LINE):
+    subjects = {f"bench_{subject}" for subject in SUBJECTS}
+    for name in (COMMANDS.keys() - set(READS_ITS_LINE)) | subjects:
         parser = ArgumentParser(add_help=False)
         load(name).add_arguments(parser)
         found |= set(re.findall(r"--[\w-]+", parser.format_help()))
