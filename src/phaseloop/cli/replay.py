@@ -63,9 +63,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     other.add_argument(
         "-m", "--model", type=some_path, metavar="FILE", help="of a trace of ids: a GGUF"
     )
-    other.add_argument(
-        "--cache-ram", type=int, metavar="MIB", help="of --engine, as the server had it"
-    )
     other.add_argument("-t", "--threads", type=int, metavar="N", help="of --engine (all CPUs)")
     other.add_argument("--predicate", metavar="TEXT", help="'gap_max_ms > 500 and failed == 0'")
     other.add_argument("--tries", type=int, metavar="N", help="runs that --shrink may make (2000)")
@@ -140,7 +137,6 @@ def check_options(args: Namespace) -> None:
         "tries": ("shrink",),
         "model": ("engine",),
         "threads": ("engine",),
-        "cache_ram": ("engine",),
     }
     for name, wanted in needs.items():
         if name in given and not any(one in given for one in wanted):

@@ -96,6 +96,7 @@ def made_trace(
         policy=scenario.policy,
         limits=scenario.limits,
         content="counts",
+        cache_ram_bytes=None,
     )
     return TraceWriter(create(args.out, files), header, state)
 

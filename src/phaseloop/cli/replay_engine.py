@@ -14,7 +14,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from phaseloop.engine.cpu_load import CpuOptions, engine_over
 from phaseloop.engine.protocol import Engine, EngineDied
 from phaseloop.engine.sampling import ChainSampler
-from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import Weights, open_weights
@@ -102,7 +101,7 @@ def loaded(args: Namespace, header: Header) -> Engine:
         attention=cast(AttentionPath, found["attention"]),
         page_count=limits.page_count,
         reuse_generated=found["reuse"] is not None,
-        cache_ram_bytes=budget_bytes(args.cache_ram),
+        cache_ram_bytes=header.cache_ram_bytes or 0,
     )
     try:
         weights = open_weights(by_name(str(args.model)))
@@ -156,8 +155,6 @@ def engine_lines(engine: Engine, replay: EngineReplay) -> list[str]:
         lines.append(f"note: the recorded engine was lost ({compared.lost}); compared up to there")
     if not replay.differences:
         return [*lines, "tokens equal: the engine computes what it did"]
-    if any(one.what == "cached" for one in replay.differences):
-        lines.append("note: what a seat finds depends on --cache-ram: state the server's")
     lines += [f"DIFFERS: {difference_text(one)}" for one in replay.differences[:DIFFERENCES_SHOWN]]
     left = len(replay.differences) - DIFFERENCES_SHOWN
     if left > 0:

@@ -58,6 +58,7 @@ class Trace:
             model=description.model,
             seed=ready.seed,
             content=self._content,
+            cache_ram_bytes=None if self._content == "counts" else description.cache_ram_bytes,
         )
         return Recording(self._out, header, self._on_lost)
 

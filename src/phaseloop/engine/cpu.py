@@ -89,6 +89,7 @@ class ModelEngine:
             page_length=PAGE_LENGTH,
             can_save=True,
             forks_anywhere=True,
+            cache_ram_bytes=self.snapshots.budget_bytes,
             reuses_generated=reuse_generated,
             unstable=unstable,
             model=model_digest,

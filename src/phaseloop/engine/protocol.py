@@ -58,6 +58,7 @@ class Description(Struct, frozen=True):
     can_save: bool = False
     shares_pages: bool = False
     forks_anywhere: bool = False
+    cache_ram_bytes: int = 0  # most that prefixes in host RAM may take
     reuses_generated: bool = False  # a prompt may find state that was computed as generated tokens
     # What makes the bits of an answer depend on its company, in words; nothing where P3 holds.
     unstable: tuple[str, ...] = ()

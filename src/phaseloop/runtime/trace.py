@@ -94,6 +94,7 @@ class Header(Line, frozen=True, gc=False, kw_only=True, tag="header"):
     model: str | None = None  # digest of the model file; None for engines without one
     seed: int = 0  # of whatever the engine and the gateway drew
     content: TraceContent = "counts"
+    cache_ram_bytes: int | None = None  # the engine's, for who runs it again; None in counts
 
 
 class EventLine(Line, frozen=True, gc=False, tag="event"):
@@ -219,6 +220,8 @@ def header_line(header: Header) -> bytes:
     fields = msgspec.structs.asdict(header)
     for name in ("policy", "limits"):
         fields[name] = msgspec.structs.asdict(fields[name])
+    if header.cache_ram_bytes is None:
+        del fields["cache_ram_bytes"]
     return msgspec.json.encode({"line": "header", **fields})
 
 
@@ -260,10 +263,8 @@ class Reader:
         self.footer = None
         self.torn_line = None
         self._source = source
-        self._number = 0
-        self._events = 0
+        self._number = self._events = self._at_ns = 0
         self._checkpoint_at = -1
-        self._at_ns = 0
         self._chain = ""
         try:
             self.header_line, self.header = self._read_header()
@@ -363,18 +364,13 @@ class Reader:
         return Recorded(line.seq, event, line.chain, event_json)
 
     def _read_checkpoint(self, line: CheckpointLine) -> Checkpoint:
-        if line.events != self._events:
-            what = f"counts {line.events} events where {self._events} have come"
-            raise self._error(what, "events")
+        self._check_count(line.events)
         self._checkpoint_at = self._events
         return Checkpoint(line.events, Subtrees(line.queue, line.slots, line.kv, line.phase))
 
     def _read_footer(self, line: Footer) -> Footer:
-        if line.events != self._events:
-            what = f"counts {line.events} events where {self._events} have come"
-            raise self._error(what, "events")
-        expected = footer_chain(self._chain, line.reason, line.exit_code, line.events)
-        if line.chain != expected:
+        self._check_count(line.events)
+        if line.chain != footer_chain(self._chain, line.reason, line.exit_code, line.events):
             raise self._error("does not follow from the lines before it", "chain")
         self._check_place(None)
         self.footer = line
@@ -384,6 +380,10 @@ class Reader:
         if (problem := self._contents.problem(line)) is not None:
             raise self._error(*problem)
         return line
+
+    def _check_count(self, events: int) -> None:
+        if events != self._events:
+            raise self._error(f"counts {events} events where {self._events} have come", "events")
 
     def _check_place(self, event: AnyEvent | None) -> None:
         if (problem := self._contents.misplaced(event)) is not None:

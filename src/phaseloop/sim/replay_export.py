@@ -151,7 +151,7 @@ class Redactor:
     """
 
     def __init__(self, out: BinaryIO, header: Header, state: State) -> None:
-        redacted = replace(header, model=None, seed=0, content="counts")
+        redacted = replace(header, model=None, seed=0, content="counts", cache_ram_bytes=None)
         self.dropped: dict[str, int] = {}
         self._note("prompt text", header.content == "text")
         self._note("token ids, seeds and sampling settings", header.content != "counts")
