@@ -255,8 +255,9 @@ def fail_round(state: State, flight: Flight) -> Step:
     effects: list[AnyEffect] = []
     for lane in flight.lanes:
         s = state.slots[lane.slot]
-        if s is None or s.request.request_id != lane.request_id:
-            continue
+        if s is None:
+            continue  # it ended with a choice before it in this round
+        assert s.request.request_id == lane.request_id, "a lane keeps its seat"
         shortcut = s.choice == 0 and s.resume is None and s.role in ("following", "restoring")
         if shortcut or s.role in ("leaving", "saving"):
             state, done = move(state, flight, lane, None)
