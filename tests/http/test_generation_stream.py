@@ -27,7 +27,8 @@ from phaseloop.core.vocabulary import (
     ShutdownRequested,
 )
 from phaseloop.engine.protocol import limits_of
-from phaseloop.http.completion_routes import Answered, prepare
+from phaseloop.http.answer_call import Answered
+from phaseloop.http.completion_routes import prepare
 from phaseloop.http.served import HttpOptions, Served
 from phaseloop.http.sse import COMMENT, DONE
 from phaseloop.runtime.gateway import Gateway, Submission
@@ -114,7 +115,7 @@ class Server:
         """An answer under way."""
         raw = json.dumps({"prompt": [1, 2, 3], "stream": True, **body}).encode()
         prepared = prepare(raw, "completion", self.served, HTTP, None)
-        answered = Answered(prepared, self.served, HTTP)
+        answered = Answered(prepared.wanted, prepared.prompts, self.served, HTTP.build)
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
         return asyncio.create_task(answered.streamed(scope, client.receive, client.send))
 
@@ -280,6 +281,55 @@ def test_a_cancelled_task_cancels_its_request():
         return server
 
     assert run_virtually(main()).count(RequestCancelled) == 1
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_connection_that_breaks_while_writing_cancels_its_request(after):
+    """As servers tell that raise an OSError from `send`, which ASGI allows."""
+
+    class Breaking(Client):
+        async def send(self, message: Any) -> None:
+            if len(self.messages) == after:
+                raise BrokenPipeError
+            await super().send(message)
+
+    async def main() -> Server:
+        server = Server(Storyteller(TEXT, ends=False))
+        await server.post(Breaking())
+        await server.end()
+        return server
+
+    assert run_virtually(main()).count(RequestCancelled) == 1
+
+
+def test_a_cancelled_answer_does_not_wait_for_a_stuck_connection():
+    """The comment is being written when the server gives the connection up."""
+
+    async def main() -> int:
+        server, client = Server(Storyteller(TEXT, duration_ns=10 * S)), Client()
+        answer = server.post(client, sse_ping_interval=2)
+        await server.schedule.until(S)
+        client.reads.clear()
+        await server.schedule.until(5 * S)
+        answer.cancel()
+        await asyncio.wait([answer])
+        ended_s = round(client.loop.time())
+        await server.end()
+        return ended_s
+
+    assert run_virtually(main()) == 5
+
+
+def test_a_fault_of_ours_is_told_in_the_stream():
+    class Broken(Storyteller):
+        def run(self, launch):
+            outcome = super().run(launch)
+            return replace(outcome, tokens=((10**6,),)) if launch.kind == "decode" else outcome
+
+    client = answered(Broken(TEXT))
+    error = error_of(client.body.split(b"\n\n")[-2])
+    assert (error["type"], error["code"]) == ("server_error", 500)
+    assert client.has_end
 
 
 def test_who_does_not_read_waits_alone():

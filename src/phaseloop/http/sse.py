@@ -11,10 +11,10 @@ reads slowly slows down its own request and nobody else's.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Message, Send
 
 EVENT_START, EVENT_END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -25,6 +25,10 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class ClientLeft(Exception):
+    """There is nobody to answer any more."""
 
 
 class EventStream:
@@ -44,11 +48,16 @@ class EventStream:
         """Within, the response starts by itself after a while, and is never silent for long."""
         attendant = asyncio.create_task(self._attend())
         try:
-            yield
+            try:
+                yield
+            except (ClientLeft, asyncio.CancelledError):
+                raise  # the connection is of no more use, and may never take another byte
+            except Exception:
+                await self._dismiss(attendant)
+                raise
+            await self._dismiss(attendant)
         finally:
-            # Holding the lock, since a write must not be cut in two.
-            async with self._writing:
-                attendant.cancel()
+            attendant.cancel()
 
     async def start(self) -> None:
         """Send status and headers, unless that has been done."""
@@ -57,32 +66,44 @@ class EventStream:
                 await self._start()
 
     async def event(self, value: object) -> None:
+        """Raises ClientLeft."""
         if not self.has_started:
             await self.start()
-        data = EVENT_START + self._encoder.encode(value) + EVENT_END
-        async with self._writing:
-            self._written_s = self._now()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._write(EVENT_START + self._encoder.encode(value) + EVENT_END)
 
     async def end(self, last: bytes = b"") -> None:
-        """Outside of `attended`."""
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        """Outside of `attended`.  Raises ClientLeft."""
+        await self._put({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _start(self) -> None:
         if self.has_started:
             return
         self.has_started = True
         self._written_s = self._now()
-        await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._put({"type": "http.response.start", "status": 200, "headers": HEADERS})
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            self._written_s = self._now()
+            await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _put(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # as ASGI says of servers that tell
+            raise ClientLeft from error
 
     async def _attend(self) -> None:
-        await asyncio.sleep(START_AFTER_S)
-        await self.start()
-        while self._comment_after_s > 0:
-            silent_s = self._now() - self._written_s
-            if silent_s < self._comment_after_s:
-                await asyncio.sleep(self._comment_after_s - silent_s)
-                continue
-            async with self._writing:
-                self._written_s = self._now()
-                await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        with suppress(ClientLeft):
+            await asyncio.sleep(START_AFTER_S)
+            await self.start()
+            while self._comment_after_s > 0:
+                silent_s = self._now() - self._written_s
+                if silent_s < self._comment_after_s:
+                    await asyncio.sleep(self._comment_after_s - silent_s)
+                else:
+                    await self._write(COMMENT)
+
+    async def _dismiss(self, attendant: asyncio.Task[None]) -> None:
+        async with self._writing:  # since a write must not be cut in two
+            attendant.cancel()

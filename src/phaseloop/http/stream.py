@@ -12,12 +12,9 @@ from phaseloop.runtime.gateway import Call, Ended, Item
 
 from .answer_ends import COMPLETE, failure
 from .answer_reply import Part
+from .sse import ClientLeft
 
 Taken: TypeAlias = tuple[Part, Item]
-
-
-class ClientLeft(Exception):
-    """There is nobody to answer any more."""
 
 
 async def items_of(parts: Sequence[Part], limits: Limits) -> AsyncGenerator[Taken]:
