@@ -163,6 +163,12 @@ def test_what_means_nothing_here_costs_one_warning():
     )
 
 
+def test_a_variable_may_say_one_for_on():
+    assert warnings("", LLAMA_ARG_FLASH_ATTN="1", LLAMA_ARG_FIT="on") == ()
+    (told,) = warnings("", LLAMA_ARG_FLASH_ATTN="0")
+    assert told.startswith("LLAMA_ARG_FLASH_ATTN has no effect")
+
+
 @pytest.mark.parametrize(
     "line", ["-ngl 0", "-ngl auto", "-fa", "-fa on", "--jinja", "-fit on", "--mirostat 0", "-kvu"]
 )

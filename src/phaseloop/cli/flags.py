@@ -146,6 +146,18 @@ def truth(text: str) -> bool:
 SWITCH = Kind("", truth, words=0)
 
 
+def on_off_auto(text: str) -> str:
+    if text in ("auto", "-1"):
+        return "auto"
+    try:
+        return "on" if truth(text) else "off"
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+MAYBE = Kind("[on|off|auto]", on_off_auto, alone="on")
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""
@@ -233,7 +245,7 @@ class Reader:
                 value = (*cast(Values, before), *cast(Values, value))
             self._values[flag.field] = value
             return
-        asked = words[0] if flag.kind.words and words else str(value).lower()
+        asked = str(value).lower() if flag.kind in (SWITCH, MAYBE) else words[0]
         if asked in flag.fine or (value is False and not flag.off):
             return
         if flag.status == "refused":

@@ -9,12 +9,12 @@ LLAMA_ARG_NAME; VALUE, TWO or MAYBE for the words it takes (one, two, on|off|aut
 values that ask for nothing out of the way.
 """
 
-from .flags import FOREIGN_PREFIX, SWITCH, Flag, Kind, Status, chosen
+from .flags import FOREIGN_PREFIX, MAYBE, SWITCH, Flag, Kind, Status
 
 KINDS = {
     "VALUE": Kind("VALUE", str),
     "TWO": Kind("FIRST LAST", str, words=2),
-    "MAYBE": Kind("[on|off|auto]", lambda word: chosen(word, ("on", "off", "auto")), alone="on"),
+    "MAYBE": MAYBE,
 }
 
 IGNORED: dict[str, str] = {
@@ -50,7 +50,7 @@ IGNORED: dict[str, str] = {
         --no-host $NO_HOST
     """,
     "attention is always computed in one piece": """
-        -fa --flash-attn MAYBE $FLASH_ATTN =on =auto =1 =-1
+        -fa --flash-attn MAYBE $FLASH_ATTN =on =auto
     """,
     "weights are always mapped from their file as they are": """
         -lm --load-mode VALUE $LOAD_MODE =auto =mmap

@@ -25,7 +25,6 @@ PORT_MAX = 65_535
 MS_MAX = 10**9
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 LEVELS = tuple(map(str, range(6)))
-COLOURS = Kind("[on|off|auto]", lambda text: chosen(text, ("on", "off", "auto")), alone="on")
 
 MODEL = Group(
     "model",
@@ -270,7 +269,7 @@ RECORDS = Group(
         ),
         used(
             "--log-colors",
-            COLOURS,
+            MAYBE,
             "log_colors",
             env="LLAMA_ARG_LOG_COLORS",
         ),

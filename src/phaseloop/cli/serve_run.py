@@ -234,6 +234,7 @@ def log_ready(ready: Ready) -> None:
         slots=limits.slot_count,
         context=limits.context_length,
         kv_tokens=limits.page_count * limits.page_length,
+        bits="may vary" if description.unstable else "equal in any company",
     )
     if description.unstable:
         causes = ", ".join(description.unstable)
