@@ -7,10 +7,9 @@ only phaseloop has read PHASELOOP_<NAME>.  Defaults stand in cli/serve_settings.
 from phaseloop.core.policy import DEFAULT, PRESETS
 
 from .flags import (
+    MAYBE,
     SWITCH,
     Group,
-    Kind,
-    chosen,
     fraction,
     integer,
     one_of,
