@@ -6,7 +6,9 @@ engine that was loaded anew; then edited ids, another model and what a user may 
 """
 
 import asyncio
+import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from replay_runs import Ran
 from synthetic import VOCABULARY, decoder_file
 
 from phaseloop import __version__
+from phaseloop.cli.main import main
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import Request
 from phaseloop.engine.cpu_load import CpuOptions, load_cpu_engine
@@ -129,6 +132,21 @@ def test_it_says_so_to_people(model, trace, capsys):
     assert ran.code == 0 and ran.err == ""
     assert "tokens equal: the engine computes what it did" in ran.out
     assert "chain equal" in ran.out
+
+
+def test_a_terminal_sees_how_far_it_is(model, trace, monkeypatch):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert main(["replay", "--engine", "-m", str(model), str(trace)]) == 0, screen.getvalue()
+    assert "weights" in screen.getvalue() and "rounds" in screen.getvalue()
+    assert "100 %" in screen.getvalue()
+
+
+class Screen(io.StringIO):
+    """A terminal that can be read afterwards."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def content_lines(trace: Path) -> list[tuple[int, dict]]:

@@ -33,7 +33,7 @@ from .replay_files import open_source, write_lines, write_object
 from .replay_report import verdict_lines
 
 ENGINE_NAME = re.compile(
-    r"ggml-.+-(?P<attention>tiled|rows|fast)-(?P<cache>f16|q8_0)(?P<reuse>-reuse)?"
+    r"ggml-.+-(?P<attention>tiled|rows|fast)-(?P<cache>f16|q8_0)(?P<rest>(-[a-z]+)*)"
 )
 DIFFERENCES_SHOWN = 10
 
@@ -100,7 +100,7 @@ def loaded(args: Namespace, header: Header) -> Engine:
         cache=cast(CacheKind, found["cache"].upper()),
         attention=cast(AttentionPath, found["attention"]),
         page_count=limits.page_count,
-        reuse_generated=found["reuse"] is not None,
+        reuse_generated="-reuse" in found["rest"],
         cache_ram_bytes=header.cache_ram_bytes or 0,
     )
     try:
