@@ -311,6 +311,9 @@ def test_a_unix_socket_serves_and_replaces_what_a_dead_server_left(tmp_path):
         with ServeProcess(*FAST, "--host", str(path)) as second:
             assert second.end() == 2
         assert "Address already in use" in second.other[0]
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert not path.exists()
 
 
 # --- the supervisor -------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ REMEDIES = {
 
 def bind(settings: Settings) -> socket.socket:
     """A listening socket.  Raises UserError."""
-    if settings.host.endswith(".sock"):
-        return bind_path(Path(settings.host.removeprefix("unix:")))
+    path = socket_path(settings)
+    if path is not None:
+        return bind_path(path)
     family, address = resolved(settings.host, settings.port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -35,6 +36,12 @@ def bind(settings: Settings) -> socket.socket:
         remedy = REMEDIES.get(error.errno or 0, "see --host and --port")
         raise UserError(f"cannot listen on {where}: {error.strerror or error}; {remedy}") from None
     return listener
+
+
+def socket_path(settings: Settings) -> Path | None:
+    """Of a Unix socket, which is left to be removed when the server ends."""
+    is_path = settings.host.endswith(".sock")
+    return Path(settings.host.removeprefix("unix:")) if is_path else None
 
 
 def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]:

@@ -26,7 +26,7 @@ from phaseloop.http.served import HttpOptions, ModelCard, Served
 from phaseloop.runtime.service import Service
 
 from .errors import UserError
-from .serve_bind import url_of
+from .serve_bind import socket_path, url_of
 from .serve_load import Loading, Ready
 from .serve_logs import logs_of
 from .serve_requests import log_began, log_ended
@@ -57,6 +57,8 @@ def run(settings: Settings, listener: socket.socket, warnings: Sequence[str]) ->
         with Trace(Path(settings.trace), settings.trace_content) as trace:
             return serve_until_ended(settings, listener, trace)
     finally:
+        if (path := socket_path(settings)) is not None:
+            path.unlink(missing_ok=True)
         logs.close()
 
 
