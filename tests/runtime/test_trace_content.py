@@ -31,9 +31,7 @@ UNUSUAL = Sampling(
 )
 ASKED = (
     Submission(Request(0, 3, output_limit=2), (5, 6, 7), 2**64 - 1, UNUSUAL, "what?"),
-    Submission(
-        Request(0, 2, output_limit=2, keep_cache=False), (8, 9), 11, GREEDY, "lone \ud800"
-    ),
+    Submission(Request(0, 2, output_limit=2, keep_cache=False), (8, 9), 11, GREEDY, "lone \ud800"),
 )
 
 
