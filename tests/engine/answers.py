@@ -17,7 +17,7 @@ from phaseloop.runtime.gateway import Begun, Delivered, Stream, Submission
 from phaseloop.runtime.prefixes import PrefixIndex
 from phaseloop.runtime.service import Service
 
-RUN_S_MAX = 120  # a run that hangs is a failure with a name
+RUN_S_MAX = 600  # a run that hangs is a failure with a name, however busy the machine
 SNAPSHOT_BYTES = 1 << 30
 GREEDY = Sampling(temperature=0.0, n_probs=3)
 SAMPLED = Sampling(temperature=0.9, n_probs=3)

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
-from answers import GREEDY, Job, serve
+from answers import GREEDY, SAMPLED, Job, serve
 from p3 import LEVELS, SLOTS, Subject, alone, grid, one_at_a_time, pairwise, together
 from synthetic import VOCABULARY, decoder_file, gemma_file
 
@@ -34,6 +34,8 @@ KINDS = {
     "output": "Q5_K",
 }
 CHUNK_S_MAX = 1800  # of a grid
+
+pytestmark = pytest.mark.timeout(300)  # each test is some thirty runs
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -124,6 +126,27 @@ def test_no_two_factors_show(engines):
     rows = pairwise(seed=5, cohort=(2, 3, 5, 8))
     assert len(rows) <= 30
     assert engines.differing(rows) == []
+
+
+def test_a_beginning_that_another_computes_does_not_show(engines):
+    """R18: of two prompts that share 90 tokens, the second forks where the first stands."""
+    other = Job((*SUBJECT.greedy[:90], *SUBJECT.others[3]), 24, SAMPLED, reuse=True)
+    first = Job(SUBJECT.greedy, 24, GREEDY, reuse=True)
+    (apart,) = serve(engines.at(2), [other])
+    leader, follower = serve(engines.at(2), [first, other], share_length_min=50, batch_tokens=64)
+    assert (leader.cached, follower.cached) == (0, 90)
+    assert leader.bits == engines.expected[0]
+    assert follower.bits == apart.bits
+
+
+def test_company_does_not_show_in_any_choice(engines):
+    """The first of three is the one that a request for one has; the others are others."""
+    wanted = Job(SUBJECT.sampled, 24, SAMPLED, choices=3)
+    (apart,) = serve(engines.at(2), [wanted])
+    joined = serve(engines.at(2), [*SUBJECT.jobs(), wanted], batch_tokens=100)
+    assert joined[2].bits == apart.bits
+    assert apart.ids[0] == engines.expected[1][0][0]
+    assert len(set(apart.ids)) == 3
 
 
 @pytest.mark.grid
