@@ -80,13 +80,11 @@ class Server:
         self._listener = listener
         self._trace = trace
         self._options = http_options(settings)
-        self._ended: asyncio.Event
-        self._loading: Loading | None = None
+        self._ended = asyncio.Event()
         self._service: Service | None = None
         self._signals = 0
 
     async def run(self) -> None:
-        self._ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -98,8 +96,7 @@ class Server:
 
     @asynccontextmanager
     async def _open_served(self) -> AsyncGenerator[Served]:
-        self._loading = Loading(self._settings)
-        ready = await self._loading.wait()
+        ready = await Loading(self._settings).wait()
         recording = self._trace and self._trace.recording(ready)
         async with Service(
             ready.engine,
