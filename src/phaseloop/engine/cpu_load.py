@@ -28,6 +28,7 @@ class CpuOptions(Struct, frozen=True):
     threads: int = 1
     cache: CacheKind = "F16"
     attention: AttentionPath = "tiled"
+    repack: bool = True  # copies of weights, for ggml's wider kernels, where bits allow it
     reuse_generated: bool = False
     cache_ram_bytes: int = 0  # of prefixes that slots had to give up; 0 keeps none
     page_count: int | None = None
@@ -72,6 +73,7 @@ def engine_over(
         cache=options.cache,
         attention=options.attention,
         ubatch=options.ubatch_tokens,
+        repack=options.repack,
     )
     return ModelEngine(
         backend,

@@ -22,6 +22,7 @@ from .ggml_graph import TILE_ROWS, Built, GgmlOps, Group, MaskInput, Shape, node
 from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
 from .ggml_openmp import ggml
 from .ggml_regions import POSITION_STEP, CacheKind, Regions
+from .ggml_repack import Repacked
 from .interface import Dimensions, Network, Region, Rows, Snapshot, Span, Weight
 from .passes import Pass, cut
 from .reference import unpack
@@ -62,7 +63,9 @@ class GgmlBackend:
         cache: CacheKind = "F16",
         attention: AttentionPath = "tiled",
         ubatch: int = UBATCH_ROWS,
+        repack: bool = True,
     ) -> None:
+        """`repack`: copy matrices for ggml's wider kernels where it has some and bits allow it."""
         self._network = network
         self._dimensions = dimensions
         self._capacity = capacity
@@ -74,6 +77,9 @@ class GgmlBackend:
         layers = len(dimensions.ropes)
         self._tensors = Tensors(len(weights) + 2 * layers)
         self._weights = {name: self._tensors.add(weight) for name, weight in weights.items()}
+        self._repacked = Repacked(
+            self._cpu, weights if repack else {}, only_stable=attention != "fast"
+        )
         self._planes = [
             (self._plane(keys.offset, keys.width), self._plane(values.offset, values.width))
             for keys, values in self._regions.planes
@@ -92,7 +98,8 @@ class GgmlBackend:
     @property
     def name(self) -> str:
         version = ggml.ggml_version().decode()
-        return f"ggml-{version}-{self._attention}-{self._regions.kind.lower()}"
+        repacked = "-repacked" if self._repacked.matrices else ""
+        return f"ggml-{version}-{self._attention}-{self._regions.kind.lower()}{repacked}"
 
     @property
     def generated_like_prompt(self) -> bool:
@@ -102,6 +109,11 @@ class GgmlBackend:
     @property
     def position_bytes(self) -> int:
         return self._regions.position_bytes
+
+    @property
+    def repacked_bytes(self) -> int:
+        """What repacked copies take beside the weights."""
+        return self._repacked.size_bytes
 
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._regions.count, self._capacity)
@@ -138,6 +150,7 @@ class GgmlBackend:
             graph.free()
         self._graphs.clear()
         self._tensors.close()
+        self._repacked.close()
         self._cpu.close()
         self._regions.close()
 
@@ -207,7 +220,14 @@ class GgmlBackend:
         context = new_context(space)
         graph = ggml.ggml_new_graph_custom(context, nodes, False)
         ops = GgmlOps(
-            context, graph, self._weights, self._planes, self._regions, self._dimensions, shape
+            context,
+            graph,
+            self._weights,
+            self._repacked.matrices,
+            self._planes,
+            self._regions,
+            self._dimensions,
+            shape,
         )
         logits = self._network(ops)
         ops.finish(logits)

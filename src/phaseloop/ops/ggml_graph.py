@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .ggml_library import array_at
 from .ggml_openmp import ggml
 from .ggml_regions import Regions
+from .ggml_repack import FOURS, Matrix
 from .interface import Activation, Attention, Dimensions, Experts, Rope
 
 Node: TypeAlias = ggml.ggml_tensor_p
@@ -82,6 +83,7 @@ class GgmlOps:
         context: ggml.ggml_context_p,
         graph: ggml.ggml_cgraph_p,
         weights: Mapping[str, Node],
+        repacked: Mapping[str, Matrix],
         planes: list[tuple[Node, Node]],
         regions: Regions,
         dimensions: Dimensions,
@@ -90,6 +92,7 @@ class GgmlOps:
         self._c = context
         self._graph = graph
         self._weights = weights
+        self._repacked = repacked
         self._planes = planes
         self._regions = regions
         self._dimensions = dimensions
@@ -106,7 +109,11 @@ class GgmlOps:
         return ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
 
     def linear(self, weight: str, x: Node, bias: str | None = None) -> Node:
-        product = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
+        matrix = self._repacked.get(weight)
+        if matrix is None:
+            product = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
+        else:
+            product = self._repacked_product(matrix, x)
         return product if bias is None else self.add(product, self._weights[bias])
 
     def rms_norm(self, x: Node, weight: str, epsilon: float) -> Node:
@@ -220,6 +227,23 @@ class GgmlOps:
         node = ggml.ggml_new_tensor(self._c, kind, len(axes), sizes)
         ggml.ggml_set_input(node)
         return node
+
+    def _repacked_product(self, matrix: Matrix, x: Node) -> Node:
+        """As linear, with rows of one kind always computed in the same way."""
+        c, width, rows = self._c, x.contents.ne[0], x.contents.ne[1]
+        if matrix.stability != "fours" or not (self._shape.tile or self._shape.row_by_row):
+            return ggml.ggml_mul_mat(c, matrix.node, x)
+        if self._shape.row_by_row:
+            x = ggml.ggml_reshape_3d(c, x, width, 1, rows)
+            product = ggml.ggml_mul_mat(c, matrix.node, x)
+            return ggml.ggml_reshape_2d(c, product, product.contents.ne[0], rows)
+        if rows % FOURS == 0:
+            return ggml.ggml_mul_mat(c, matrix.node, x)
+        x = ggml.ggml_pad(c, x, 0, FOURS - rows % FOURS, 0, 0)
+        product = ggml.ggml_mul_mat(c, matrix.node, x)
+        return ggml.ggml_view_2d(
+            c, product, product.contents.ne[0], rows, product.contents.nb[1], 0
+        )
 
     def _write(self, layer: int, part: int, rows: Node) -> None:
         width = rows.contents.ne[0] * rows.contents.ne[1]

@@ -1,6 +1,7 @@
 """Hands on ggml: the CPU that computes graphs, and tensors over memory that others own."""
 
 import ctypes
+import logging
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +32,17 @@ plain_buffer_type.restype = ctypes.c_void_p
 set_abort_callback = LOADED["ggml_backend_cpu_set_abort_callback"]
 set_abort_callback.argtypes = [ctypes.c_void_p] * 3
 set_abort_callback.restype = None
+log = logging.getLogger(__name__)
+LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # what ggml tells besides is of no use here
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def on_log(level: int, text: bytes, _data: int | None) -> None:
+    if level in LOG_LEVELS:
+        log.log(LOG_LEVELS[level], "%s", text.decode(errors="replace").strip())
+
+
+LOADED["ggml_log_set"](on_log, None)
 
 
 class Cpu:
@@ -92,15 +104,13 @@ class Tensors:
 
     def place_as(self, weight: Weight, shape: tuple[int, ...]) -> ggml.ggml_tensor_p:
         """The weight, or as much of its beginning as `shape` takes."""
-        kind = int(GGMLQuantizationType[weight.kind])
-        return self.place(kind, shape, weight.data, weight.name)
+        return self.place(kind_number(weight), shape, weight.data, weight.name)
 
     def place(
         self, kind: int, shape: tuple[int, ...], memory: NDArray[np.uint8], name: str
     ) -> ggml.ggml_tensor_p:
         """A tensor of row-major `shape` whose data begin where `memory` begins."""
-        axes = (ctypes.c_int64 * len(shape))(*reversed(shape))
-        tensor = ggml.ggml_new_tensor(self._context, kind, len(shape), axes)
+        tensor = new_tensor(self._context, kind, shape)
         size, address = ggml.ggml_nbytes(tensor), memory.ctypes.data
         if size > memory.nbytes or address % ALIGNMENT:
             raise BackendError(
@@ -126,6 +136,19 @@ def new_context(size_bytes: int) -> ggml.ggml_context_p:
     if context is None:
         raise BackendError(f"no memory for {size_bytes} bytes of ggml tensors")
     return context
+
+
+def kind_number(weight: Weight) -> int:
+    """ggml's number for the weight's type."""
+    return int(GGMLQuantizationType[weight.kind])
+
+
+def new_tensor(
+    context: ggml.ggml_context_p, kind: int, shape: tuple[int, ...]
+) -> ggml.ggml_tensor_p:
+    """The description of a tensor of row-major `shape`."""
+    axes = (ctypes.c_int64 * len(shape))(*reversed(shape))
+    return ggml.ggml_new_tensor(context, kind, len(shape), axes)
 
 
 def rows_are_stable(cpu: Cpu, weight: ggml.ggml_tensor_p) -> bool:
