@@ -131,8 +131,13 @@ async def test_a_text_gets_what_the_model_wants_in_front_and_tokens_do_not():
         prompts = [PROMPT, PROMPT_IDS, ["jumps", *PROMPT_IDS], [*PROMPT_IDS, "jumps"]]
         answer = await here.client.post("/completion", json={"prompt": prompts})
     assert answer.status_code == 200, answer.text
-    begins = [engine.contents[request_id].tokens[0] for request_id in range(4)]
-    assert begins == [bos, PROMPT_IDS[0], bos, PROMPT_IDS[0]]
+    jumps = TOKENIZER.encode("jumps")
+    assert [list(engine.contents[request_id].tokens) for request_id in range(4)] == [
+        [bos, *PROMPT_IDS],
+        PROMPT_IDS,
+        [bos, *jumps, *PROMPT_IDS],
+        [*PROMPT_IDS, *jumps],
+    ]
     assert answer.json()[0]["prompt"] == "<s>" + PROMPT
 
 
@@ -207,6 +212,7 @@ async def test_a_stop_string_is_not_shown(stop, stream):
     word = "k b" if "k b" in stop else "brown"
     assert content == TEXT[: TEXT.index(word)]
     assert (last["stop_type"], last["stopping_word"]) == ("word", word)
+    assert len(engine.launches) < 2 * len(IDS), "the engine is told"
 
 
 async def test_what_might_have_been_a_stop_string_is_shown_in_the_end():
@@ -278,6 +284,22 @@ async def test_stop_strings_take_their_likelihoods_along():
     assert len(TOKENIZER.encode(" brown")) > 1, "the stop string comes in parts"
     shown = [one["token"] for one in answer["completion_probabilities"]]
     assert "".join(shown) == answer["content"] == "the quick"
+
+
+async def test_a_prompt_that_just_fits_and_one_that_does_not():
+    engine = Storyteller(TEXT, context_length=4)
+    async with world(engine) as here:
+
+        async def status(**body: Any) -> int:
+            return (await here.client.post("/completion", json=body)).status_code
+
+        assert await status(prompt=[1, 2, 3]) == 200
+        assert await status(prompt=[1, 2, 3, 4], n_predict=0) == 200
+        assert sum(here.service.watch.counters.ends.values()) == 2
+        assert await status(prompt=[1, 2, 3, 4], n_predict=1) == 400
+        assert await status(prompt=[1, 2, 3, 4]) == 400
+        assert await status(prompt=[1, 2, 3, 4, 5], n_predict=0) == 400
+        assert sum(here.service.watch.counters.ends.values()) == 2, "the scheduler never saw them"
 
 
 # --- what else a request may ask for --------------------------------------------------------------

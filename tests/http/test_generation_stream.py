@@ -25,6 +25,7 @@ from phaseloop.core.vocabulary import (
     Request,
     RequestCancelled,
     ShutdownRequested,
+    StopMatched,
 )
 from phaseloop.engine.protocol import limits_of
 from phaseloop.http.answer_call import Answered
@@ -365,6 +366,41 @@ def test_who_does_not_read_waits_alone():
     ]
     assert texts[0] == texts[1]
     assert len(TOKENIZER.encode(texts[0])) == 100
+
+
+def test_what_was_delivered_after_a_stop_string_is_dropped_once_and_for_all():
+    """The client reads late, when more than the stop string lies in its outbox."""
+
+    async def main() -> tuple[Server, Client]:
+        server, client = Server(Storyteller("abcdefgh", ends=False)), Client()
+        client.reads.clear()
+        answer = server.post(client, stop="cd", max_tokens=50)
+        await server.schedule.until(20 * MS)
+        client.reads.set()
+        await answer
+        await server.end()
+        return server, client
+
+    server, client = run_virtually(main())
+    parts = [json.loads(line[6:]) for line in client.body.split(b"\n\n")[:-2]]
+    assert "".join(part["choices"][0]["text"] for part in parts) == "ab"
+    assert server.count(StopMatched) == 1
+
+
+def test_progress_begins_at_the_beginning_however_late_it_is_read():
+    async def main() -> Client:
+        server, client = Server(Storyteller(TEXT)), Client()
+        client.reads.clear()
+        answer = server.post(client, return_progress=True)
+        await server.schedule.until(50 * MS)
+        client.reads.set()
+        await answer
+        await server.end()
+        return client
+
+    body = run_virtually(main()).body.split(b"\n\n")
+    told = [json.loads(line[6:]).get("prompt_progress") for line in body[:-2]]
+    assert [progress["processed"] for progress in told if progress] == [0, 3]
 
 
 def test_who_never_reads_is_ended():

@@ -29,8 +29,10 @@ class Answer:
         self.is_over = False  # nothing is shown any more, whatever still arrives
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = None if stops is None else StopMatcher(stops)
-        self._entries: list[Entry] = []  # of text that was shown
-        self._held_entries: list[Entry] = []  # of text that may yet turn out to be a stop string
+        self._entries: list[Entry] = []  # of tokens that were shown, if only in part
+        self._held: list[tuple[int, Entry]] = []  # of others, by where in the text they begin
+        self._decoded_length = 0  # characters
+        self._shown_length = 0
 
     def take(self, delivered: Delivered) -> str:
         """The text that may now be shown."""
@@ -38,14 +40,19 @@ class Answer:
             return ""
         self.predicted += delivered.count
         if delivered.likelihoods:
-            self._held_entries += zip(delivered.ids, delivered.likelihoods, strict=True)
+            begin = self._decoded_length
+            entries = zip(delivered.ids, delivered.likelihoods, strict=True)
+            self._held += ((begin, entry) for entry in entries)
         text = self._shown(self._detokenizer.push(delivered.ids))
-        if text and self._held_entries:
+        if self._held:
             self._release()
         return text
 
     def take_entries(self) -> list[Entry]:
-        """Likelihoods of tokens, once their text is shown; those of a stop string never are."""
+        """Likelihoods of tokens, once some of their text is shown; of a stop string it never is.
+
+        A token without text of its own, as a part of a character has none, waits for the next.
+        """
         entries, self._entries = self._entries, []
         return entries
 
@@ -63,7 +70,8 @@ class Answer:
             rest += self._stops.finish()
         if self.is_over:  # the rest completed a stop string
             return rest
-        self._release()
+        self._entries += (entry for _, entry in self._held)
+        self._held.clear()
         self.is_over = True
         if reason == "stop":
             self.stop_type = "eos"
@@ -74,17 +82,22 @@ class Answer:
         return rest
 
     def _release(self) -> None:
-        self._entries += self._held_entries
-        self._held_entries.clear()
+        held, self._held = self._held, []
+        for begin, entry in held:
+            if begin < self._shown_length:
+                self._entries.append(entry)
+            else:
+                self._held.append((begin, entry))
 
     def _shown(self, text: str) -> str:
+        self._decoded_length += len(text)
         if self._stops is not None and text:
             text = self._stops.push(text)
             if self._stops.matched is not None:
                 self.is_over = True
                 self.stop_type = "word"
                 self.stopping_word = self._stops.matched
-                self._held_entries.clear()
+        self._shown_length += len(text)
         if "\n" in text:
             self.has_new_line = True
         return text

@@ -24,8 +24,6 @@ class Native:
         return chunk | prompt_progress(self._reply, part, is_first=is_first)
 
     def chunks(self, part: Part, answer: Answer, text: str, ids: Sequence[int]) -> Sequence[Json]:
-        if answer.is_over and not text:
-            return ()
         chunk = self._chunk(part, answer, text, ids)
         entries = answer.take_entries()
         wanted = self._reply.wanted
