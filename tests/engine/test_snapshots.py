@@ -359,6 +359,9 @@ def check(served):
             limit = served.requests[request_id].output_limit
             assert limit is None or len(ids) == limit
     assert not served.live()
+    for slot, held_here in enumerate(served.index._slots):
+        told = [] if held_here is None else served.index._ids(held_here).tolist()
+        assert told == served.engine._slots[slot].kept.tolist(), "index and engine agree"
 
 
 @settings(max_examples=150)
