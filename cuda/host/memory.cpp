@@ -17,7 +17,7 @@ void check_alignment(const void* p, unsigned size, const char* verb, Site site) 
 
 // --- shared ---------------------------------------------------------------------------------------
 
-SharedMemory::SharedMemory() : storage_(SHARED_BYTES_MAX + 128), cells_(SHARED_BYTES_MAX / GRANULE) {
+SharedMemory::SharedMemory() : storage_(SHARED_BYTES_MAX + 128), cells_(SHARED_BYTES_MAX) {
     const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
     bytes_ = storage_.data() + (128 - address % 128) % 128;
 }
@@ -48,12 +48,12 @@ Cell* SharedMemory::cells(const void* p, unsigned size, const char* verb, Site s
         fault(site, "out of bounds: a %s of %u bytes at offset %td of %u bytes of shared memory",
               verb, size, byte - bytes_, used_);
     }
-    return cells_.data() + offset(p) / GRANULE;
+    return cells_.data() + offset(p);
 }
 
 void SharedMemory::check_read(const void* p, unsigned size, const Moment& now, Site site) {
     Cell* cell = cells(p, size, "read", site);
-    for (Cell* end = cell + (size + GRANULE - 1) / GRANULE; cell < end; ++cell) {
+    for (Cell* end = cell + size; cell < end; ++cell) {
         Moment& write = cell->write;
         if (write.epoch < first_epoch_) {
             fault(site, "a read of shared memory, offset %u, that nothing wrote", offset(p));
@@ -76,7 +76,7 @@ void SharedMemory::check_read(const void* p, unsigned size, const Moment& now, S
 
 void SharedMemory::check_write(void* p, unsigned size, const Moment& now, Site site) {
     Cell* cell = cells(p, size, "write", site);
-    for (Cell* end = cell + (size + GRANULE - 1) / GRANULE; cell < end; ++cell) {
+    for (Cell* end = cell + size; cell < end; ++cell) {
         for (const Moment* before : {&cell->write, &cell->read}) {
             if (before->epoch != now.epoch || before->thread == now.thread ||
                 (before->warp == now.warp && before->warp_epoch < now.warp_epoch)) {

@@ -11,7 +11,6 @@ namespace simt {
 
 constexpr unsigned SHARED_BYTES_MAX = 96 * 1024;       // per block, of which statically:
 constexpr unsigned SHARED_STATIC_BYTES_MAX = 48 * 1024;
-constexpr unsigned GRANULE = 2;  // shared memory is watched in halves; bytes of one are as one
 
 // The moment of an access.  Block epochs are counted by barriers, warp epochs by sync_warp; neither
 // is ever reset, so that nothing of an earlier block needs to be forgotten.
@@ -21,7 +20,7 @@ struct Moment {
 };
 constexpr std::uint16_t SEVERAL = 0xffff;
 
-struct Cell {  // the last write to a granule, and the reads since the last barrier
+struct Cell {  // the last write to a byte of shared memory, and the reads since the last barrier
     Moment write{}, read{};
 };
 

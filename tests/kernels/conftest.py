@@ -1,6 +1,7 @@
 """Kernels for tests are written, or patched, into a directory of their own and built from there."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from phaseloop.kernels.host import Host
 from phaseloop.kernels.sources import source_directory
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 WORKERS = min(2, os.cpu_count() or 1)
 

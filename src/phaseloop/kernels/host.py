@@ -176,16 +176,19 @@ class Host:
 def bind(launch: Launch, memory: Memory | None) -> tuple[list[Any], list[Region]]:
     """The arguments' values as the kernel takes them, and the memory that it may touch."""
     values: list[Any] = []
-    regions: list[Region] = []
+    regions: dict[int, Region] = {}
     for argument in launch.arguments:
         if not isinstance(argument, Operand):
             values.append(ctypes.create_string_buffer(argument.value.tobytes()))
             continue
         array: Any = argument.array
         values.append(ctypes.c_void_p(None if array is None else array.ctypes.data))
-        if array is not None:
-            regions.append(region_of(argument, array, memory))
-    return values, regions
+        if array is None:
+            continue
+        region = region_of(argument, array, memory)
+        if region.is_writable or array.ctypes.data not in regions:  # of two names, the one written
+            regions[array.ctypes.data] = region
+    return values, list(regions.values())
 
 
 def region_of(operand: Operand, array: NDArray[Any], memory: Memory | None) -> Region:
