@@ -235,6 +235,17 @@ async def test_a_character_that_stays_incomplete_is_replaced():
     assert answer["content"] == "\ufffd"
 
 
+@pytest.mark.parametrize("text", ["👍", "</s>"], ids=["half a character", "no text at all"])
+async def test_tokens_at_the_end_without_text_keep_their_likelihoods(text):
+    last = TOKENIZER.encode(text, parse_special=True)[:1]
+    story = [*IDS, *last]
+    answer = await asked(Storyteller(tell=lambda content, choice: story), n_probs=1)
+    assert [one["id"] for one in answer["completion_probabilities"]] == story
+    parts = events(await streamed(Storyteller(tell=lambda content, choice: story), n_probs=1))
+    found = [one["id"] for part in parts for one in part.get("completion_probabilities", [])]
+    assert found == story
+
+
 async def test_a_late_line_is_the_last():
     """t_max_predict_ms: a time limit that ends the text at the next new line."""
     engine = Storyteller("a\nb", ends=False)

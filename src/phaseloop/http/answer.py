@@ -48,6 +48,10 @@ class Answer:
             self._release()
         return text
 
+    @property
+    def has_entries(self) -> bool:
+        return bool(self._entries)
+
     def take_entries(self) -> list[Entry]:
         """Likelihoods of tokens, once some of their text is shown; of a stop string it never is.
 

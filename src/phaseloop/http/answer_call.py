@@ -107,7 +107,7 @@ class Answered:
                     case Ended():
                         answer = part.answers[item.choice]
                         rest = answer.end(item.reason, wanted.limit)
-                        if rest:
+                        if rest or answer.has_entries:
                             for chunk in wire.chunks(part, answer, rest, ()):
                                 await events.event(chunk)
                         reply.open_choices -= 1
