@@ -339,5 +339,5 @@ def test_it_describes_itself(path):
     engine, _ = opened(path)
     description = engine.describe()
     assert description.slot_count == 4 and description.context_length == 512
-    assert description.page_count == 8 and description.name.endswith("tiled-f16")
+    assert description.page_count == 8 and "tiled-f16" in description.name
     assert description.model is not None and len(description.model) == 32
