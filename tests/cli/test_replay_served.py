@@ -14,7 +14,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
 from replay_runs import Ran
-from serve_process import ServeProcess, client
+from serve_process import SIM, ServeProcess, client
 from synthetic import VOCABULARY, decoder_file
 
 SETTINGS = {"n_predict": 12, "temperature": 1.3, "ignore_eos": True}
@@ -60,3 +60,17 @@ def test_what_was_served_is_computed_again(model, tmp_path, capsys):
     found = ran.object()
     assert (ran.code, found["differences"]) == (0, [])
     assert found["compared"]["tokens"] >= 3 * 12 + 4 * 5 + 1
+
+
+def test_a_trace_has_one_server(tmp_path):
+    trace = tmp_path / "run.jsonl"
+    flags = (*SIM, "--trace", str(trace))
+    with ServeProcess(*flags) as server:
+        with client(server.ready()) as http:
+            assert http.post("/completion", json={"prompt": "a", "n_predict": 1}).is_success
+        with ServeProcess(*flags) as second:
+            assert second.end() == 2
+        assert "is being written by another process" in second.other[0]
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"], "nothing was moved aside"

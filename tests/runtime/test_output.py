@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phaseloop.runtime.output import create
+from phaseloop.runtime.output import create, refuse_busy
 
 
 def test_it_is_emptied_and_written(tmp_path):
@@ -30,7 +30,10 @@ def test_a_second_writer_is_refused_and_harms_nothing(tmp_path):
         with pytest.raises(OSError, match="written by another process") as caught:
             create(path)
         assert caught.value.filename == path
+        with pytest.raises(OSError, match="written by another process"):
+            refuse_busy(path)
         assert path.read_bytes() == b"first"
+    refuse_busy(path)
     create(path).close()
 
 

@@ -264,6 +264,8 @@ def test_an_engine_is_fitted_written_and_used(capsys, tmp_path):
         ((PAIR, "--fail", "disk@3"), "must be lane@WHEN, round@WHEN or engine@WHEN"),
         ((PAIR, "--slow", "3@4"), "must be FACTORx@WHEN"),
         (("--fail", "round@3", PAIR), "was read as a fault: put it first"),
+        ((PAIR, "--policy="), "no policy ''"),
+        ((PAIR, "--trace", ""), "the path is empty"),
         ((PAIR, "--trace", PAIR), "would overwrite the workload"),
         ((PAIR, "--trace", "/nowhere/trace"), "/nowhere/trace: No such file"),
         (("--list-engines", "--json"), "--list-engines goes without --json"),

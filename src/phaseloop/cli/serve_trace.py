@@ -1,7 +1,8 @@
 """The file that `serve --trace` records into, so that no earlier record is lost.
 
 A trace that is already there keeps its content under another name: `run.jsonl` becomes
-`run.1.jsonl`, the next one `run.2.jsonl`.  A file that is no trace is left alone, with an error.
+`run.1.jsonl`, the next one `run.2.jsonl`.  A file that is no trace, or that another process is
+writing, is left alone, with an error.
 """
 
 from contextlib import suppress
@@ -13,6 +14,7 @@ import structlog
 
 from phaseloop import __version__
 from phaseloop.runtime.digest import core_digest
+from phaseloop.runtime.output import create, refuse_busy
 from phaseloop.runtime.service import Recording
 from phaseloop.runtime.trace import Header
 from phaseloop.runtime.trace_content import TraceContent
@@ -34,7 +36,7 @@ class Trace:
         self._content: TraceContent = content
         try:
             moved = move_aside(path)
-            self._out = path.open("wb")
+            self._out = create(path)
         except OSError as error:
             raise UserError(f"--trace {path}: {error.strerror or error}") from None
         if moved is not None:
@@ -71,6 +73,7 @@ def move_aside(path: Path) -> Path | None:
     """Where an earlier trace was moved.  Raises UserError for what is none, or OSError."""
     if not path.is_file() or path.stat().st_size == 0:
         return None  # nothing there, or a device
+    refuse_busy(path)
     with path.open("rb") as file:
         if file.read(len(BEGINNING)) != BEGINNING:
             raise UserError(f"--trace {path} exists and is no trace; name another file")

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from fcntl import LOCK_EX, LOCK_NB, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeAlias, cast
@@ -32,7 +32,7 @@ def create(path: Path) -> BinaryIO:
     raw = OutputFile(path, "wb", opener=untruncated)
     try:
         if stat.S_ISREG(os.fstat(raw.fileno()).st_mode):  # devices and pipes take anything
-            lock(raw)
+            lock(raw, LOCK_EX, path)
             raw.truncate(0)
     except BaseException:
         raw.close()
@@ -44,12 +44,18 @@ def untruncated(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_TRUNC, 0o666)
 
 
-def lock(file: FileIO) -> None:
+def refuse_busy(path: Path) -> None:
+    """Raises OSError where another process is writing the file, or there is none."""
+    with FileIO(path) as file:
+        lock(file, LOCK_SH, path)
+
+
+def lock(file: FileIO, kind: int, path: Path) -> None:
     try:
-        flock(file.fileno(), LOCK_EX | LOCK_NB)
+        flock(file.fileno(), kind | LOCK_NB)
     except BlockingIOError as error:
         what = "is being written by another process; name another file"
-        raise OSError(error.errno, what, file.name) from None
+        raise OSError(error.errno, what, path) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
