@@ -6,8 +6,8 @@ Finishing is immediate for the client; the seat follows when the engine no longe
 from msgspec.structs import replace
 
 from . import ordered
-from .memory import pages_for, with_cache
-from .state import LIVE, Pending, Sequence, State, with_slot
+from .memory import kept_on_shift, pages_for, with_cache
+from .state import LIVE, Limits, Pending, Sequence, State, with_slot
 from .vocabulary import (
     AnyEffect,
     DropSaved,
@@ -135,7 +135,7 @@ def release(state: State, slot: SlotIndex, reason: ReleaseReason) -> Step:
     """Empty a seat.  The last choice of a request leaves its state behind as cache."""
     sequence = state.slots[slot]
     assert sequence is not None
-    kept = 0 if has_sibling(state, slot) else keepable(sequence)
+    kept = 0 if has_sibling(state, slot) else keepable(state.limits, sequence)
     if reason == "saved" or in_host_ram(sequence):
         kept = 0
     if kept and state.limits.save_idle and sequence.role != "saving":
@@ -158,7 +158,7 @@ def release(state: State, slot: SlotIndex, reason: ReleaseReason) -> Step:
     return state, (ReleaseSlot(slot, kept, cache.version, reason),)
 
 
-def keepable(sequence: Sequence) -> int:
+def keepable(limits: Limits, sequence: Sequence) -> int:
     """Tokens whose state another prompt may find in place.
 
     After a context shift only the kept head is what a cold run would compute: the rest was computed
@@ -169,7 +169,7 @@ def keepable(sequence: Sequence) -> int:
         return 0
     unshifted = request.prompt_length + sequence.produced - 1
     if sequence.produced and sequence.length < unshifted:
-        return min(sequence.length, request.shift_keep or 0)
+        return min(sequence.length, kept_on_shift(limits, request) or 0)
     return sequence.length
 
 

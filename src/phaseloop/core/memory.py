@@ -25,6 +25,12 @@ def output_limit(limits: Limits, request: Request) -> int | None:
     return room if stated is None else min(stated, room)
 
 
+def kept_on_shift(limits: Limits, request: Request) -> int | None:
+    """How many leading tokens a context shift leaves alone; None where there is none."""
+    keep = request.shift_keep
+    return None if keep is None else max(0, min(keep, limits.context_length // 2))
+
+
 def reservation(limits: Limits, request: Request, choice: int) -> tuple[int, int]:
     """(pages reserved, pages borrowed from choice 0) for one choice."""
     stated = output_limit(limits, request)

@@ -6,6 +6,7 @@ asks for more rows than `batch_tokens`, and never writes past the pages a sequen
 
 from msgspec import Struct
 
+from .memory import kept_on_shift
 from .policy import can_fork, leaders
 from .state import Group, Limits, Pace, Sequence, State, Turn
 from .vocabulary import Lane, LaunchReason, Policy, RoundKind, SlotIndex
@@ -273,14 +274,9 @@ def plan_shift(state: State, running: list[Seat]) -> Plan | None:
     lanes = tuple(
         lane(slot, s, keep, (s.length - keep + 1) // 2)
         for slot, s in full
-        if (keep := kept_on_shift(s, limits)) is not None
+        if (keep := kept_on_shift(limits, s.request)) is not None
     )
     return Plan("shift", lanes, "context_full") if lanes else None
-
-
-def kept_on_shift(s: Sequence, limits: Limits) -> int | None:
-    keep = s.request.shift_keep
-    return None if keep is None else max(0, min(keep, limits.context_length // 2))
 
 
 def decode_width(limits: Limits, s: Sequence, lane_count: int) -> int:
