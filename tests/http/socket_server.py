@@ -10,12 +10,14 @@ from http_world import app_of, until_loaded
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from msgspec import Struct
+from starlette.applications import Starlette
 
 from phaseloop.engine.protocol import Engine
 from phaseloop.http.served import Served
 
 
 class Listening(Struct):
+    app: Starlette
     port: int
     served: Served
 
@@ -38,7 +40,7 @@ async def listening(engine: Engine, **fields: Any) -> AsyncGenerator[Listening]:
     serving = asyncio.create_task(serve(application, config, shutdown_trigger=closing.wait))
     await until_open(app, serving)
     try:
-        yield Listening(port, await until_loaded(app))
+        yield Listening(app, port, await until_loaded(app))
     finally:
         closing.set()
         await serving

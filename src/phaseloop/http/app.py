@@ -13,7 +13,19 @@ from starlette.middleware import Middleware
 
 from phaseloop.runtime.gateway import Stream
 
-from . import completion_routes, health, later, metrics, models, page, phase, props, slots, tokens
+from . import (
+    completion_routes,
+    health,
+    later,
+    metrics,
+    models,
+    page,
+    phase,
+    props,
+    slots,
+    timeline,
+    tokens,
+)
 from .auth import ApiKeys
 from .cors import ANY, Cors
 from .errors import ApiError, render_api_error, render_http_exception
@@ -21,6 +33,7 @@ from .guard import BodyLimit, Envelope, Exchange, Faults, Gate
 from .histograms import Durations
 from .served import HttpOptions, Served, Serving
 from .table import Row, routes_of
+from .timeline_feed import Feed
 
 OpenServed: TypeAlias = Callable[[], AbstractAsyncContextManager[Served]]
 
@@ -31,13 +44,14 @@ ROWS: tuple[Row, ...] = (
     *props.ROWS,
     *slots.ROWS,
     *phase.ROWS,
+    *timeline.ROWS,
     *metrics.ROWS,
     *tokens.ROWS,
     *completion_routes.ROWS,
     *later.ROWS,
 )
-NEEDS_NO_MODEL = ("/",)
-NEEDS_NO_KEY = ("/", "/health", "/v1/health")
+NEEDS_NO_MODEL = page.PATHS
+NEEDS_NO_KEY = (*page.PATHS, "/health", "/v1/health")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -89,6 +103,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.serving = serving
+    app.state.feed = Feed()
     return app
 
 

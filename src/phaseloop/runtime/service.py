@@ -9,8 +9,8 @@ Everything here belongs to the event loop's thread.
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, Self
 
 from msgspec import Struct
@@ -29,7 +29,7 @@ from phaseloop.engine.protocol import Description, Engine
 from .clock import AsyncioClock, Clock
 from .contents import Contents
 from .gateway import SEED_BITS, Gateway
-from .loop import EXIT_FAULT, Stepper, run
+from .loop import EXIT_FAULT, Observe, Stepper, run
 from .mailbox import Mailbox
 from .perform import Performer
 from .prefixes import Prefixes
@@ -82,6 +82,7 @@ class Service:
             Contents(trace, self.gateway, self._worker).tell if trace and tells else None,
         )
         self._running: asyncio.Task[Stop] | None = None
+        self._observers: tuple[Observe, ...] = ()
 
     async def __aenter__(self) -> Self:
         self._running = asyncio.create_task(self._run(), name="phaseloop")
@@ -121,10 +122,24 @@ class Service:
         """Applied at the next moment without a round in flight (R15)."""
         self._mailbox.post(PolicyChanged(at_ns=self.clock.now_ns(), policy=policy))
 
+    @contextmanager
+    def observed(self, observe: Observe) -> Generator[None]:
+        """Within, `observe` is shown every step before its effects are performed.
+
+        It runs in the loop: it must be quick, and must not raise.
+        """
+        self._observers = (*self._observers, observe)
+        try:
+            yield
+        finally:
+            self._observers = tuple(other for other in self._observers if other != observe)
+
     def _observe(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
         self.watch.observe(event, before, after, effects)
         if self._prefixes is not None:
             self._prefixes.observe(event, before, after, effects)
+        for observe in self._observers:
+            observe(event, before, after, effects)
 
     async def _run(self) -> Stop:
         """However the loop ends, nobody waits for an answer and the trace gets its footer."""

@@ -1,0 +1,321 @@
+// Paints a timeline's view: near by every stretch, from afar the shares of time in each column of
+// pixels.
+
+import { LOOKS, TILE, coloursOf, patternsFor } from "./looks.js";
+import { axisText, niceStep } from "./words.js";
+
+export const LABEL_WIDTH = 58;
+export const COHORT_HEIGHT = 16;
+export const PHASE_HEIGHT = 22;
+export const QUEUE_HEIGHT = 34;
+export const AXIS_HEIGHT = 20;
+const COARSE_NS_PER_PX = 125e6; // half of the narrowest bucket
+
+export class Painter {
+  constructor(view) {
+    this.view = view;
+    this.context = view.canvas.getContext("2d");
+    this.themeChanged();
+  }
+
+  themeChanged() {
+    this.patterns = patternsFor(this.context);
+    const style = getComputedStyle(document.documentElement);
+    const read = (name) => style.getPropertyValue(name).trim();
+    this.ink = { text: read("--text"), quiet: read("--quiet"), line: read("--line") };
+    this.ink.back = read("--panel");
+    this.ink.mark = read("--mark");
+  }
+
+  draw() {
+    const { context } = this;
+    const { history } = this.view;
+    const height = this.view.canvas.clientHeight;
+    context.clearRect(0, 0, this.view.width + LABEL_WIDTH, height);
+    if (!history || !this.view.nsPerPx) return;
+    const shift = -((this.view.fromNs / this.view.nsPerPx) % TILE);
+    for (const pattern of this.patterns) pattern.setTransform(new DOMMatrix([1, 0, 0, 1, shift, 0]));
+    context.save();
+    context.beginPath();
+    context.rect(LABEL_WIDTH, 0, this.view.width, height);
+    context.clip();
+    const isCoarse = this.isCoarse();
+    for (const lane of this.view.lanes) {
+      if (lane.kind === "cohort") continue; // with the lines, below
+      if (lane.kind === "phase") this.drawPhase(lane);
+      else if (lane.kind === "queue") this.drawQueue(lane);
+      else if (isCoarse) this.drawShares(lane);
+      else this.drawStretches(lane);
+    }
+    this.drawTurns(height);
+    this.drawEnds();
+    this.drawGaps(height);
+    this.drawAxis(height);
+    this.drawCursor();
+    context.restore();
+    this.drawLabels();
+  }
+
+  isCoarse() {
+    const { history } = this.view;
+    if (this.view.nsPerPx >= COARSE_NS_PER_PX) return true;
+    if (!history.isExactSince(this.view.fromNs)) return true;
+    return history.lanes.some(
+      (lane) => lane.find(this.view.fromNs + this.view.spanNs) - lane.find(this.view.fromNs) > 4 * this.view.width,
+    );
+  }
+
+  drawStretches({ slot, y, height }) {
+    const { context } = this;
+    const { history } = this.view;
+    const series = history.lanes[slot];
+    const end = this.view.fromNs + this.view.spanNs;
+    const now = this.view.nowNs();
+    const { at, look, request } = series.columns;
+    let drawn = LABEL_WIDTH - 1;
+    for (let i = Math.max(0, series.find(this.view.fromNs)); i < series.length && at[i] < end; i++) {
+      const x0 = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
+      const x1 = Math.min(this.view.width + LABEL_WIDTH, this.view.toX(i + 1 < series.length ? at[i + 1] : now));
+      if (x1 <= drawn + 0.5) continue; // within a column that is painted already
+      drawn = Math.max(x1, x0 + 1);
+      const left = Math.round(x0);
+      const right = Math.max(left + 1, Math.round(x1));
+      const kind = look[i];
+      context.fillStyle = this.patterns[kind];
+      context.fillRect(left, y, right - left, height);
+      if (LOOKS[kind] !== "idle" && height >= 12) this.label(request[i], kind, left, right, y, height);
+    }
+  }
+
+  label(request, kind, left, right, y, height) {
+    const text = `#${request}`;
+    if (request < 0 || right - left < 12 + 7 * text.length) return;
+    const { context } = this;
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    const width = context.measureText(text).width;
+    context.fillStyle = this.ink.back;
+    context.globalAlpha = 0.88;
+    context.fillRect(left + 3, y + height / 2 - 7, width + 6, 14);
+    context.globalAlpha = 1;
+    context.fillStyle = this.ink.text;
+    context.fillText(text, left + 6, y + height / 2 + 0.5);
+  }
+
+  drawShares({ slot, y, height }) {
+    const { context } = this;
+    const { history } = this.view;
+    const level = history.levelFor(this.view.nsPerPx, this.view.fromNs);
+    const sums = new Float64Array(LOOKS.length);
+    const colours = LOOKS.map((look) => coloursOf(look)[0]);
+    const perPx = this.view.nsPerPx / level.width;
+    const first = this.view.fromNs / level.width;
+    for (let column = 0; column < this.view.width; column++) {
+      const from = Math.floor(first + column * perPx);
+      const to = Math.max(from + 1, Math.floor(first + (column + 1) * perPx));
+      sums.fill(0);
+      const count = level.sum(slot, from, to, sums);
+      if (!count) continue;
+      let top = y;
+      for (let look = 1; look < LOOKS.length; look++) {
+        if (!sums[look]) continue;
+        const part = (height * sums[look]) / (255 * count);
+        context.fillStyle = colours[look];
+        context.fillRect(LABEL_WIDTH + column, top, 1, part);
+        top += part;
+      }
+    }
+  }
+
+  drawPhase({ y, height }) {
+    const { context } = this;
+    const { history } = this.view;
+    const { at, phase } = history.turns.columns;
+    const end = this.view.fromNs + this.view.spanNs;
+    let drawn = LABEL_WIDTH - 1;
+    for (
+      let i = Math.max(0, history.turns.find(this.view.fromNs));
+      i < history.turns.length && at[i] < end;
+      i++
+    ) {
+      const until = i + 1 < history.turns.length ? at[i + 1] : this.view.nowNs();
+      const x0 = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
+      const x1 = this.view.toX(until);
+      if (x1 <= drawn + 0.5) continue;
+      drawn = Math.max(x1, x0 + 1);
+      const name = history.words.list[phase[i]];
+      const [left, right] = [Math.round(x0), Math.max(Math.round(x0) + 1, Math.round(x1))];
+      context.fillStyle = this.patterns[LOOKS.indexOf(name)];
+      context.fillRect(left, y, right - left, height);
+    }
+  }
+
+  drawQueue({ y, height }) {
+    const { context } = this;
+    const { history } = this.view;
+    const series = history.queue;
+    const { at, length } = series.columns;
+    const heights = new Float64Array(Math.ceil(this.view.width));
+    const end = this.view.fromNs + this.view.spanNs;
+    const isOld = series.forgotten && series.oldest() > this.view.fromNs;
+    if (isOld || this.view.nsPerPx >= COARSE_NS_PER_PX) {
+      const level = history.levelFor(this.view.nsPerPx, this.view.fromNs);
+      for (let column = 0; column < heights.length; column++) {
+        const from = Math.floor((this.view.fromNs + column * this.view.nsPerPx) / level.width);
+        const to = Math.floor((this.view.fromNs + (column + 1) * this.view.nsPerPx) / level.width);
+        heights[column] = level.longest(from, Math.max(to, from + 1));
+      }
+    } else {
+      for (let i = Math.max(0, series.find(this.view.fromNs)); i < series.length && at[i] < end; i++) {
+        const until = i + 1 < series.length ? at[i + 1] : this.view.nowNs();
+        const x0 = Math.max(0, Math.floor((at[i] - this.view.fromNs) / this.view.nsPerPx));
+        const x1 = Math.min(heights.length, Math.ceil((until - this.view.fromNs) / this.view.nsPerPx));
+        for (let x = x0; x < x1; x++) heights[x] = Math.max(heights[x], length[i]);
+      }
+    }
+    const most = Math.max(4, ...heights);
+    context.fillStyle = coloursOf("waiting")[1];
+    for (let x = 0; x < heights.length; x++) {
+      const part = (height * heights[x]) / most;
+      if (part) context.fillRect(LABEL_WIDTH + x, y + height - part, 1, part);
+    }
+    context.fillStyle = this.ink.line;
+    context.fillRect(LABEL_WIDTH, y + height - 1, this.view.width, 1);
+    const peak = Math.max(...heights);
+    if (peak) {
+      context.fillStyle = this.ink.quiet;
+      context.font = "10px system-ui, sans-serif";
+      context.textBaseline = "top";
+      context.textAlign = "right";
+      context.fillText(`most ${peak}`, LABEL_WIDTH + this.view.width - 4, y + 2);
+      context.textAlign = "left";
+    }
+  }
+
+  // Where cohorts begin, and where they are sealed: lines down through all lanes.
+  drawTurns(height) {
+    const { context } = this;
+    const { history } = this.view;
+    if (history.head.names) return;
+    const { at, cohort, sealed } = history.turns.columns;
+    const end = this.view.fromNs + this.view.spanNs;
+    let last = -Infinity;
+    const first = Math.max(0, history.turns.find(this.view.fromNs));
+    for (let i = first; i < history.turns.length && at[i] < end; i++) {
+      const x = Math.round(this.view.toX(at[i]));
+      const begins = i === 0 ? cohort[i] > 0 : cohort[i] !== cohort[i - 1];
+      const seals = sealed[i] === 1 && (i === 0 || !sealed[i - 1] || cohort[i] !== cohort[i - 1]);
+      if (!begins && !seals) continue;
+      if (x - last < 5) continue;
+      last = x;
+      context.strokeStyle = this.ink.mark;
+      context.globalAlpha = begins ? 0.75 : 0.6;
+      context.setLineDash(begins ? [] : [3, 3]);
+      context.beginPath();
+      context.moveTo(x + 0.5, AXIS_HEIGHT);
+      context.lineTo(x + 0.5, height);
+      context.stroke();
+      context.setLineDash([]);
+      context.globalAlpha = 1;
+      if (begins) this.cohortName(cohort[i], i, x);
+    }
+  }
+
+  // Beside the line, if it fits before the next cohort.
+  cohortName(cohort, index, x) {
+    const { context } = this;
+    const { history } = this.view;
+    const { at, cohort: cohorts } = history.turns.columns;
+    let next = index + 1;
+    while (next < history.turns.length && cohorts[next] === cohort) next++;
+    const until = next < history.turns.length ? at[next] : this.view.nowNs();
+    context.font = "11px system-ui, sans-serif";
+    const text = String(cohort);
+    if (this.view.toX(until) - x < context.measureText(text).width + 8) return;
+    context.textBaseline = "middle";
+    context.fillStyle = this.ink.text;
+    context.fillText(text, x + 4, AXIS_HEIGHT + COHORT_HEIGHT / 2);
+  }
+
+  // Requests that did not end as one would wish.
+  drawEnds() {
+    const { context } = this;
+    const { history } = this.view;
+    const { at, slot } = history.ends.columns;
+    const end = this.view.fromNs + this.view.spanNs;
+    const lanes = new Map(this.view.lanes.map((lane) => [lane.slot, lane]));
+    context.strokeStyle = this.ink.mark;
+    context.lineWidth = 1.5;
+    let last = -Infinity;
+    for (let i = history.ends.find(this.view.fromNs) + 1; i < history.ends.length && at[i] < end; i++) {
+      const lane = lanes.get(slot[i]);
+      const x = this.view.toX(at[i]);
+      if (!lane || x - last < 0.5) continue;
+      last = x;
+      const [y, r] = [lane.y + lane.height / 2, Math.min(4, lane.height / 3)];
+      context.beginPath();
+      context.moveTo(x - r, y - r);
+      context.lineTo(x + r, y + r);
+      context.moveTo(x - r, y + r);
+      context.lineTo(x + r, y - r);
+      context.stroke();
+    }
+    context.lineWidth = 1;
+  }
+
+  drawGaps(height) {
+    for (const [from, to] of this.view.history.gaps) {
+      const [x0, x1] = [Math.max(LABEL_WIDTH, this.view.toX(from)), this.view.toX(to)];
+      if (x1 < LABEL_WIDTH || x0 > this.view.width + LABEL_WIDTH) continue;
+      this.context.fillStyle = this.patterns[0];
+      this.context.fillRect(x0, AXIS_HEIGHT, Math.max(1, x1 - x0), height - AXIS_HEIGHT);
+    }
+  }
+
+  drawAxis(height) {
+    const { context } = this;
+    const step = niceStep(this.view.nsPerPx * 90);
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    const end = Math.min(this.view.nowNs(), this.view.fromNs + this.view.spanNs);
+    for (let at = Math.ceil(this.view.fromNs / step) * step; at <= end; at += step) {
+      const x = Math.round(this.view.toX(at)) + 0.5;
+      context.fillStyle = this.ink.quiet;
+      context.fillText(axisText(at, step), x + 3, AXIS_HEIGHT / 2);
+      context.strokeStyle = this.ink.line;
+      context.globalAlpha = 0.6;
+      context.beginPath();
+      context.moveTo(x, 4);
+      context.lineTo(x, height);
+      context.stroke();
+      context.globalAlpha = 1;
+    }
+  }
+
+  drawCursor() {
+    if (!this.view.cursor) return;
+    const { context } = this;
+    const lane = this.view.lanes[this.view.cursor.lane];
+    if (!lane) return;
+    const shown = this.view.describe(this.view.cursor.lane, this.view.cursor.at);
+    const [from, to] = shown ? [shown.from, shown.to] : [this.view.cursor.at, this.view.cursor.at];
+    const x0 = Math.max(LABEL_WIDTH + 1, this.view.toX(from));
+    const x1 = Math.min(LABEL_WIDTH + this.view.width - 1, Math.max(x0 + 3, this.view.toX(to)));
+    context.strokeStyle = this.ink.text;
+    context.lineWidth = 2;
+    context.strokeRect(x0, lane.y, x1 - x0, lane.height);
+    context.lineWidth = 1;
+  }
+
+  drawLabels() {
+    const { context } = this;
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.fillStyle = this.ink.quiet;
+    for (const lane of this.view.lanes) {
+      if (lane.height >= 12 || lane.slot % 8 === 0) {
+        context.fillText(lane.name, 2, lane.y + lane.height / 2);
+      }
+    }
+  }
+}

@@ -1,0 +1,116 @@
+// Moving about in the timeline: mouse, touch and keyboard.
+
+import { readoutText, showTip } from "./panel.js";
+
+const ZOOM_STEP = 1.6;
+
+export class Pointing {
+  constructor(timeline, togglePause) {
+    this.timeline = timeline;
+    this.canvas = timeline.canvas;
+    this.togglePause = togglePause;
+    this.pointers = new Map();
+    const on = (name, handle, options) => this.canvas.addEventListener(name, handle, options);
+    on("pointerdown", (event) => this.down(event));
+    on("pointermove", (event) => this.move(event));
+    for (const name of ["pointerup", "pointercancel"]) on(name, (event) => this.up(event));
+    on("pointerleave", () => this.leave());
+    on("wheel", (event) => this.wheel(event), { passive: false });
+    on("keydown", (event) => this.key(event));
+    on("blur", () => this.leave());
+  }
+
+  down(event) {
+    this.canvas.setPointerCapture(event.pointerId);
+    this.pointers.set(event.pointerId, event.offsetX);
+  }
+
+  up(event) {
+    this.pointers.delete(event.pointerId);
+  }
+
+  leave() {
+    if (document.activeElement === this.canvas) return;
+    this.timeline.cursor = null;
+    showTip(null);
+    this.timeline.schedule();
+  }
+
+  move(event) {
+    const { timeline, pointers } = this;
+    if (!timeline.history) return;
+    const before = pointers.get(event.pointerId);
+    if (before === undefined) return this.point(event.offsetX, event.offsetY);
+    const others = [...pointers.entries()].filter(([id]) => id !== event.pointerId);
+    if (others.length === 1) {
+      const fixed = others[0][1];
+      const [old, now] = [Math.abs(before - fixed), Math.abs(event.offsetX - fixed)];
+      if (old > 8 && now > 8) timeline.zoom(old / now, fixed);
+    } else if (event.offsetX !== before) {
+      timeline.moveTo(timeline.fromNs - (event.offsetX - before) * timeline.nsPerPx);
+    }
+    pointers.set(event.pointerId, event.offsetX);
+  }
+
+  point(x, y) {
+    const { timeline } = this;
+    const lane = timeline.laneAt(y);
+    const at = timeline.toNs(x);
+    const shown = lane < 0 || at < timeline.fromNs ? null : timeline.describe(lane, at);
+    timeline.cursor = shown ? { lane, at } : null;
+    showTip(shown, x, y, this.canvas.clientWidth);
+    timeline.schedule();
+  }
+
+  wheel(event) {
+    const { timeline } = this;
+    if (!timeline.history) return;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      timeline.zoom(Math.exp(event.deltaY / 300), event.offsetX);
+    } else if (event.deltaX || event.shiftKey) {
+      event.preventDefault();
+      const distance = event.deltaX || event.deltaY;
+      timeline.moveTo(timeline.fromNs + distance * timeline.nsPerPx);
+    }
+  }
+
+  key(event) {
+    const { timeline } = this;
+    if (!timeline.history || event.ctrlKey || event.metaKey || event.altKey) return;
+    const actions = {
+      ArrowLeft: () => this.step(0, -1),
+      ArrowRight: () => this.step(0, 1),
+      ArrowUp: () => this.step(-1, 0),
+      ArrowDown: () => this.step(1, 0),
+      Home: () => timeline.moveTo(timeline.history.startNs),
+      End: () => (timeline.isLive ? timeline.follow() : timeline.moveTo(timeline.nowNs())),
+      "+": () => timeline.zoom(1 / ZOOM_STEP),
+      "=": () => timeline.zoom(1 / ZOOM_STEP),
+      "-": () => timeline.zoom(ZOOM_STEP),
+      " ": () => this.togglePause(),
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  // To another lane, or to the next change in this one; the view pauses and comes along.
+  step(lanes, direction) {
+    const { timeline } = this;
+    const middle = timeline.fromNs + timeline.spanNs / 2;
+    const cursor = timeline.cursor ?? { lane: 0, at: Math.min(middle, timeline.nowNs()) };
+    const last = timeline.lanes.length - 1;
+    cursor.lane = Math.max(0, Math.min(last, cursor.lane + lanes));
+    if (direction) cursor.at = timeline.change(cursor.lane, cursor.at, direction);
+    timeline.cursor = cursor;
+    const isSeen = cursor.at >= timeline.fromNs && cursor.at <= timeline.fromNs + timeline.spanNs;
+    timeline.moveTo(isSeen ? timeline.fromNs : cursor.at - timeline.spanNs / 2);
+    const shown = timeline.describe(cursor.lane, cursor.at);
+    const since = cursor.at - timeline.history.startNs;
+    document.getElementById("readout").textContent = readoutText(shown, since);
+  }
+}
+
+export { ZOOM_STEP };
