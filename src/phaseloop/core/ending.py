@@ -6,7 +6,7 @@ Finishing is immediate for the client; the seat follows when the engine no longe
 from msgspec.structs import replace
 
 from . import ordered
-from .memory import kept_on_shift, pages_for, with_cache
+from .memory import intact_length, pages_for, with_cache
 from .state import LIVE, Limits, Pending, Sequence, State, with_slot
 from .vocabulary import (
     AnyEffect,
@@ -159,18 +159,11 @@ def release(state: State, slot: SlotIndex, reason: ReleaseReason) -> Step:
 
 
 def keepable(limits: Limits, sequence: Sequence) -> int:
-    """Tokens whose state another prompt may find in place.
-
-    After a context shift only the kept head is what a cold run would compute: the rest was computed
-    with the dropped tokens in view.
-    """
+    """Tokens whose state another prompt may find in place."""
     request = sequence.request
     if not request.keep_cache or request.kind != "completion":
         return 0
-    unshifted = request.prompt_length + sequence.produced - 1
-    if sequence.produced and sequence.length < unshifted:
-        return min(sequence.length, kept_on_shift(limits, request) or 0)
-    return sequence.length
+    return intact_length(limits, sequence)
 
 
 def has_sibling(state: State, slot: SlotIndex) -> bool:

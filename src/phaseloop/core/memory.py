@@ -31,6 +31,19 @@ def kept_on_shift(limits: Limits, request: Request) -> int | None:
     return None if keep is None else max(0, min(keep, limits.context_length // 2))
 
 
+def intact_length(limits: Limits, sequence: Sequence) -> int:
+    """Leading tokens whose state is what a cold run of them would compute.
+
+    After a context shift that is the kept head: the rest was computed with the dropped tokens in
+    view, and stands at other positions.
+    """
+    request = sequence.request
+    unshifted = request.prompt_length + sequence.produced - 1
+    if sequence.produced and sequence.length < unshifted:
+        return min(sequence.length, kept_on_shift(limits, request) or 0)
+    return sequence.length
+
+
 def reservation(limits: Limits, request: Request, choice: int) -> tuple[int, int]:
     """(pages reserved, pages borrowed from choice 0) for one choice."""
     stated = output_limit(limits, request)

@@ -6,6 +6,7 @@ always earlier requests, so nobody waits in a circle.
 
 from msgspec.structs import replace
 
+from .memory import intact_length
 from .state import Follow, Sequence, State, with_slot
 
 CAN_LEAD = ("seating", "restoring", "following", "prefilling", "ready", "generating")
@@ -37,7 +38,8 @@ def leads(state: State, follow: Follow) -> bool:
     if leader is None or leader.request.request_id != follow.request_id:
         return False
     passed = leader.length > follow.position and not state.limits.forks_anywhere
-    return leader.role in CAN_LEAD and leader.resume is None and not passed
+    shifted = intact_length(state.limits, leader) < min(leader.length, follow.position)
+    return leader.role in CAN_LEAD and leader.resume is None and not passed and not shifted
 
 
 def refollow(state: State) -> State:
