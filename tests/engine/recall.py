@@ -56,12 +56,22 @@ def next_token(cells: Sequence[int]) -> int:
     return zlib.crc32(np.array(cells, np.int64).tobytes()) % VOCABULARY
 
 
-def answer(prompt: Sequence[int], count: int, *, like_prompt: bool = False) -> list[int]:
-    """What a cold run generates."""
+def answer(
+    prompt: Sequence[int],
+    count: int,
+    *,
+    like_prompt: bool = False,
+    shift_keep: int | None = None,
+    context: int = 1 << 20,
+) -> list[int]:
+    """What a cold run generates; half of what may go goes where the context is full."""
     cells = [cell(token, False) for token in prompt]
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(next_token(cells))
+        if len(cells) == context and shift_keep is not None:
+            keep = min(shift_keep, context // 2)
+            del cells[keep : keep + (context - keep + 1) // 2]
         cells.append(cell(tokens[-1], not like_prompt))
     return tokens
 

@@ -328,6 +328,7 @@ def arrive(served, source):
         "slot_hint": source.choice((None, None, 0, 1)),
         "choices": source.choice((1, 1, 1, 2)),
         "priority": source.choice((0, 0, 1)),
+        "shift_keep": source.choice((None, None, 0, 4, 50)),
     }
     if fields["output_limit"] == 0:
         fields["choices"] = 1
@@ -354,10 +355,11 @@ def check(served):
     """Nobody was given a token that a cold run would not give."""
     like_prompt = served.engine.describe().reuses_generated
     for (request_id, choice), ids in served.given.items():
-        assert ids == answer(served.prompts[request_id], len(ids), like_prompt=like_prompt)
-        if served.ended[request_id, choice] == "length":
-            limit = served.requests[request_id].output_limit
-            assert limit is None or len(ids) == limit
+        request, prompt = served.requests[request_id], served.prompts[request_id]
+        shifting = {"shift_keep": request.shift_keep, "context": served.state.limits.context_length}
+        assert ids == answer(prompt, len(ids), like_prompt=like_prompt, **shifting)
+        if served.ended[request_id, choice] == "length" and request.shift_keep is not None:
+            assert len(ids) == request.output_limit
     assert not served.live()
     for slot, held_here in enumerate(served.index._slots):
         told = [] if held_here is None else served.index._ids(held_here).tolist()
@@ -376,7 +378,11 @@ def test_no_interleaving_makes_a_wrong_answer(seed, policy, reuse_generated, ram
     source, (pages, save_idle) = random.Random(seed), memory
     failures = source.choice((0, 6))
     engine, backend = recall_engine(
-        slots=3, reuse_generated=reuse_generated, ram_bytes=ram_bytes, pages=pages
+        slots=3,
+        context=source.choice((64, 256)),
+        reuse_generated=reuse_generated,
+        ram_bytes=ram_bytes,
+        pages=pages,
     )
     served = Shell(
         engine,
