@@ -14,6 +14,7 @@ SHARED_BYTES_MAX = 96 << 10  # of a block on Volta; above 48 KiB the loader asks
 DTYPES = {
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
     "i8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
     "i32": np.dtype(np.int32),
@@ -73,7 +74,7 @@ def reads(name: str, array: Array | None) -> Operand:
     return Operand(name, array, "read")
 
 
-def writes(name: str, array: Array) -> Operand:
+def writes(name: str, array: Array | None) -> Operand:
     return Operand(name, array, "write")
 
 
