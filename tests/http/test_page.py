@@ -10,7 +10,8 @@ import pytest
 from http_world import app_of, client_of, started, world
 
 from phaseloop.http.app import create_app
-from phaseloop.http.page import ASSETS, HEADERS, PARTS, STATIC
+from phaseloop.http.page import HEADERS, PARTS
+from phaseloop.http.page_files import ASSETS, STATIC
 from phaseloop.http.served import HttpOptions
 
 pytestmark = pytest.mark.asyncio

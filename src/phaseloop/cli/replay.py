@@ -46,6 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     export.add_argument("--stats", action="store_true", help="distributions of waits and gaps")
     export.add_argument("--csv", type=some_path, metavar="FILE", help="a row per request")
     export.add_argument("--perfetto", type=some_path, metavar="FILE", help="for ui.perfetto.dev")
+    export.add_argument("--html", type=some_path, metavar="FILE", help="a page with the timeline")
+    export.add_argument("--timeline", type=some_path, metavar="FILE", help="for the live page")
     export.add_argument("--redact", type=some_path, metavar="FILE", help="a trace fit for sharing")
     other = parser.add_argument_group("comparisons and changes")
     change = other.add_mutually_exclusive_group()
@@ -107,10 +109,11 @@ def replay(args: Namespace) -> int:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing that reading a trace can meet
+EXPORTS = ("csv", "perfetto", "html", "timeline", "redact")
 WATCHED = ("step", "back", "speed", "follow")  # are looked at as they go
 CHANGES = ("what_if", "inject", "shrink")
 WHOLE = ("diff", "engine", *CHANGES)  # take the whole trace, and show nothing else of it
-VIEWS = ("until", "show", "why", "stats", "csv", "perfetto", "redact", "twice", "check")
+VIEWS = ("until", "show", "why", "stats", *EXPORTS, "twice", "check")
 
 
 def check_options(args: Namespace) -> None:

@@ -19,7 +19,7 @@ from .errors import UserError
 
 PROGRESS_BYTES_MIN = 4 << 20  # a shorter trace is done before a bar would be seen
 PROGRESS_EVENTS = 4096
-OUTPUTS = ("csv", "out", "perfetto", "redact")
+OUTPUTS = ("csv", "html", "out", "perfetto", "redact", "timeline")
 
 
 def open_source(path: Path, files: ExitStack) -> BinaryIO:

@@ -27,6 +27,7 @@ from .replay_files import (
     write_lines,
     write_object,
 )
+from .replay_html import TimelineFile, TimelinePage
 from .replay_report import Report, report_lines, report_object, stats_lines, verdict_lines
 
 Watcher = Callable[[Step], None]
@@ -96,6 +97,7 @@ class Exports:
         self.table: RequestTable | None = None
         self.perfetto: Perfetto | None = None
         self.redactor: Redactor | None = None
+        self.timelines: list[TimelineFile | TimelinePage] = []
         if args.csv is not None:
             self.table = RequestTable(create_text(self._named(args.csv), files))
             self.watchers.append(self.table.see)
@@ -107,12 +109,22 @@ class Exports:
             out = create(self._named(args.redact), files)
             self.redactor = Redactor(out, fold.reader.header, fold.state)
             self.watchers.append(self.redactor.see)
+        name = args.trace.name
+        if args.timeline is not None:
+            out = create(self._named(args.timeline), files)
+            self.timelines.append(TimelineFile(out.write, fold.state, name))
+        if args.html is not None:
+            out = create(self._named(args.html), files)
+            self.timelines.append(TimelinePage(out, fold.state, name))
+        self.watchers += [timeline.see for timeline in self.timelines]
 
     def close(self, fold: Fold) -> None:
         if self.table is not None:
             self.table.close()
         if self.perfetto is not None:
             self.perfetto.close()
+        for timeline in self.timelines:
+            timeline.close()
         if self.redactor is not None:
             self.redactor.close(fold.reader.footer)
 

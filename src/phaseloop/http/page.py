@@ -1,27 +1,15 @@
 """The page at the root, where a browser lands: chat, and the timeline beside it.
 
-Its files lie in static/ and are served as they are; they need neither a model nor a key, since they
-show nothing of the server by themselves.  Nothing on the page comes from anywhere else, which the
-browser is told to hold it to.
+Its files need neither a model nor a key, since they show nothing of the server by themselves.
+Nothing on the page comes from anywhere else, which the browser is told to hold it to.
 """
 
-from hashlib import blake2b
-from pathlib import Path
-
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .page_files import ASSETS, INDEX
 from .table import get
 
-STATIC = Path(__file__).parent / "static"
-INDEX = "index.html"
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 HEADERS = {
     "Cache-Control": "no-cache",  # another version of the server has other files
     "Content-Security-Policy": "; ".join(
@@ -40,44 +28,25 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-
-
-class Asset(Struct, frozen=True):
-    content: bytes
-    media_type: str
-    tag: str  # of the content, for a browser that has it already
-
-    def response(self, request: Request) -> Response:
-        headers = HEADERS | {"ETag": self.tag}
-        if self.tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, headers=headers, media_type=self.media_type)
-
-
-def assets() -> dict[str, Asset]:
-    """Every file of static/, by its name."""
-    return {
-        path.name: asset(path) for path in sorted(STATIC.iterdir()) if path.suffix in MEDIA_TYPES
-    }
-
-
-def asset(path: Path) -> Asset:
-    content = path.read_bytes()
-    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    return Asset(content, MEDIA_TYPES[path.suffix], tag)
-
-
-ASSETS = assets()
+PARTS = tuple(f"/page/{name}" for name in ASSETS if name != INDEX)
+PATHS = ("/", *PARTS)
 
 
 async def page(request: Request) -> Response:
-    return ASSETS[INDEX].response(request)
+    return answer(request, INDEX)
 
 
 async def part(request: Request) -> Response:
-    return ASSETS[request.url.path.rpartition("/")[2]].response(request)
+    return answer(request, request.url.path.rpartition("/")[2])
 
 
-PARTS = tuple(f"/page/{name}" for name in ASSETS if name != INDEX)
+def answer(request: Request, name: str) -> Response:
+    """Raises KeyError for a name that no route leads to."""
+    asset = ASSETS[name]
+    headers = HEADERS | {"ETag": asset.tag}
+    if asset.tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers=headers, media_type=asset.media_type)
+
+
 ROWS = (get(page, "/"), get(part, *PARTS))
-PATHS = ("/", *PARTS)

@@ -134,6 +134,7 @@ function togglePause() {
   else timeline.follow();
 }
 
+new Pointing(timeline, togglePause);
 $("pause").addEventListener("click", togglePause);
 $("zoom-in").addEventListener("click", () => timeline.zoom(1 / ZOOM_STEP));
 $("zoom-out").addEventListener("click", () => timeline.zoom(ZOOM_STEP));
@@ -198,7 +199,7 @@ $("open").addEventListener("change", () => {
   if (file) openFile(file);
 });
 $("loading-stop").addEventListener("click", () => opening?.abort());
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+const hasFiles = (event) => !embedded && event.dataTransfer?.types.includes("Files");
 addEventListener("dragover", (event) => {
   if (!hasFiles(event)) return;
   event.preventDefault();

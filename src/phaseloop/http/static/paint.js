@@ -9,6 +9,7 @@ export const COHORT_HEIGHT = 16;
 export const PHASE_HEIGHT = 22;
 export const QUEUE_HEIGHT = 34;
 export const AXIS_HEIGHT = 20;
+const LABEL_AGAIN = 240; // pixels between labels of the same request
 const COARSE_NS_PER_PX = 125e6; // half of the narrowest bucket
 
 export class Painter {
@@ -73,6 +74,7 @@ export class Painter {
     const now = this.view.nowNs();
     const { at, look, request } = series.columns;
     let drawn = LABEL_WIDTH - 1;
+    let named = { request: -1, x: -LABEL_AGAIN };
     for (let i = Math.max(0, series.find(this.view.fromNs)); i < series.length && at[i] < end; i++) {
       const x0 = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
       const x1 = Math.min(this.view.width + LABEL_WIDTH, this.view.toX(i + 1 < series.length ? at[i + 1] : now));
@@ -83,13 +85,17 @@ export class Painter {
       const kind = look[i];
       context.fillStyle = this.patterns[kind];
       context.fillRect(left, y, right - left, height);
-      if (LOOKS[kind] !== "idle" && height >= 12) this.label(request[i], kind, left, right, y, height);
+      const isNew = request[i] !== named.request || left - named.x > LABEL_AGAIN;
+      if (isNew && height >= 12 && this.label(request[i], left, right, y, height)) {
+        named = { request: request[i], x: left };
+      }
     }
   }
 
-  label(request, kind, left, right, y, height) {
+  // Whether the request's number had room.
+  label(request, left, right, y, height) {
     const text = `#${request}`;
-    if (request < 0 || right - left < 12 + 7 * text.length) return;
+    if (request < 0 || right - left < 12 + 7 * text.length) return false;
     const { context } = this;
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
@@ -100,6 +106,7 @@ export class Painter {
     context.globalAlpha = 1;
     context.fillStyle = this.ink.text;
     context.fillText(text, left + 6, y + height / 2 + 0.5);
+    return true;
   }
 
   drawShares({ slot, y, height }) {

@@ -4,20 +4,10 @@ import { History } from "./history.js";
 
 const WORKER = "page/trace_worker.js";
 
-// The worker's address; a page that is one file brings its source along.
-function makeWorker() {
-  const source = document.getElementById("trace-worker");
-  if (!source) return new Worker(WORKER, { type: "module" });
-  const address = URL.createObjectURL(new Blob([source.textContent], { type: "text/javascript" }));
-  const worker = new Worker(address);
-  URL.revokeObjectURL(address);
-  return worker;
-}
-
 // Reads a file and resolves to {history, summary, isTorn}.  `onProgress` gets the share read.
 export function openTrace(file, onProgress, signal) {
   return new Promise((resolve, reject) => {
-    const worker = makeWorker();
+    const worker = new Worker(WORKER, { type: "module" });
     const builder = new Builder();
     const end = (settle, value) => {
       worker.terminate();
