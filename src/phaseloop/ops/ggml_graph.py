@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .ggml_library import array_at
 from .ggml_openmp import ggml
 from .ggml_regions import Regions
-from .ggml_repack import FOURS, Matrix
+from .ggml_repack import FOURS, Matrix, block_sums, product
 from .interface import Activation, Attention, Dimensions, Experts, Rope
 
 Node: TypeAlias = ggml.ggml_tensor_p
@@ -32,7 +32,8 @@ TILE_WIDTH_STEP = 16  # where values of a head are a multiple of what any CPU co
 UNPACKED_BYTES_MAX = 64 << 20  # keys and values of one group
 ROPE_ADJACENT, ROPE_HALVES = 0, 2
 VIEW_NODES_PER_ATTENTION = 16
-NODES_PER_LAYER = 64
+NODES_PER_LAYER = 128
+ROWS_MANY = 3
 
 
 class Group(Struct, frozen=True):
@@ -98,6 +99,10 @@ class GgmlOps:
         self._dimensions = dimensions
         self._shape = shape
         self._masks: dict[tuple[int, int | None], Node] = {}
+        self._block_sums: dict[int, Node] = {}  # by the address of whose blocks
+        # Offsets cost a pass of one or two rows more than their matrix gains.  All generated rows
+        # must go one way, and one stream matters more than several.
+        self._has_few_rows = shape.row_by_row or (not shape.tile and shape.row_count < ROWS_MANY)
         rows = shape.row_count
         self._tokens = self._input(ggml.GGML_TYPE_I32, rows)
         self._positions = self._input(ggml.GGML_TYPE_I32, rows)
@@ -110,11 +115,11 @@ class GgmlOps:
 
     def linear(self, weight: str, x: Node, bias: str | None = None) -> Node:
         matrix = self._repacked.get(weight)
-        if matrix is None:
-            product = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
+        if matrix is None or (matrix.offsets is not None and self._has_few_rows):
+            found = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
         else:
-            product = self._repacked_product(matrix, x)
-        return product if bias is None else self.add(product, self._weights[bias])
+            found = self._repacked_product(matrix, x)
+        return found if bias is None else self.add(found, self._weights[bias])
 
     def rms_norm(self, x: Node, weight: str, epsilon: float) -> Node:
         return ggml.ggml_mul(
@@ -231,19 +236,27 @@ class GgmlOps:
     def _repacked_product(self, matrix: Matrix, x: Node) -> Node:
         """As linear, with rows of one kind always computed in the same way."""
         c, width, rows = self._c, x.contents.ne[0], x.contents.ne[1]
+        sums = None if matrix.offsets is None else self._sums(x)
         if matrix.stability != "fours" or not (self._shape.tile or self._shape.row_by_row):
-            return ggml.ggml_mul_mat(c, matrix.node, x)
+            return product(c, matrix, x, sums)
+        assert sums is None, "no type with offsets has kernels that take fours"
         if self._shape.row_by_row:
             x = ggml.ggml_reshape_3d(c, x, width, 1, rows)
-            product = ggml.ggml_mul_mat(c, matrix.node, x)
-            return ggml.ggml_reshape_2d(c, product, product.contents.ne[0], rows)
+            found = product(c, matrix, x, None)
+            return ggml.ggml_reshape_2d(c, found, found.contents.ne[0], rows)
         if rows % FOURS == 0:
-            return ggml.ggml_mul_mat(c, matrix.node, x)
+            return product(c, matrix, x, None)
         x = ggml.ggml_pad(c, x, 0, FOURS - rows % FOURS, 0, 0)
-        product = ggml.ggml_mul_mat(c, matrix.node, x)
-        return ggml.ggml_view_2d(
-            c, product, product.contents.ne[0], rows, product.contents.nb[1], 0
-        )
+        found = product(c, matrix, x, None)
+        return ggml.ggml_view_2d(c, found, found.contents.ne[0], rows, found.contents.nb[1], 0)
+
+    def _sums(self, x: Node) -> Node:
+        """Sums of x's blocks, which all matrices that x is multiplied with share."""
+        address = ctypes.addressof(x.contents)
+        known = self._block_sums.get(address)
+        if known is None:
+            known = self._block_sums[address] = block_sums(self._c, x)
+        return known
 
     def _write(self, layer: int, part: int, rows: Node) -> None:
         width = rows.contents.ne[0] * rows.contents.ne[1]
