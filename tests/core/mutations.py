@@ -194,9 +194,27 @@ MUTATIONS = (
     ),
     Mutation(
         "a shifted context is kept as cache",
-        "ending.py",
+        "memory.py",
         "    if sequence.produced and sequence.length < unshifted:\n",
         "    if sequence.length < 0:\n",
+    ),
+    Mutation(
+        "a shifted context is kept as far as the request asked",
+        "memory.py",
+        "        return min(sequence.length, kept_on_shift(limits, request) or 0)\n",
+        "        return min(sequence.length, request.shift_keep or 0)\n",
+    ),
+    Mutation(
+        "a leader's context may have been shifted",
+        "sharing.py",
+        " and not passed and not shifted\n",
+        " and not passed\n",
+    ),
+    Mutation(
+        "whoever could follow restores less instead",
+        "reduce.py",
+        "    if follow is not None:  # worth",
+        "    if follow is not None and not restore:  # worth",
     ),
     Mutation(
         "what a held sequence waits for is given to a newcomer",
