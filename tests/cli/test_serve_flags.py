@@ -13,7 +13,13 @@ from phaseloop.cli import flags_help
 from phaseloop.cli.errors import UserError
 from phaseloop.cli.flags_foreign import FOREIGN
 from phaseloop.cli.flags_serve import USED
-from phaseloop.cli.serve_settings import Settings, policy_of, read_settings, sampling_of
+from phaseloop.cli.serve_settings import (
+    Settings,
+    policy_of,
+    read_settings,
+    sampling_of,
+    template_variables,
+)
 from phaseloop.engine.settings import Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +51,7 @@ TYPED = {  # flags users type -> what becomes of them
         "-s --seed --samplers --host --port --api-key --api-key-file --api-prefix -to "
         "--cors-origins -a --alias --tags --metrics --slots --no-slots --props --cache-ram -cram "
         "-sps --no-cache-prompt --context-shift -cb -nocb --chat-template --chat-template-file "
-        "--chat-template-kwargs -lv --log-file --log-jsonl -v --verbose --policy --tg-quantum-ms "
+        "--chat-template-kwargs --reasoning --reasoning-format -lv --log-file --log-jsonl -v --verbose --policy --tg-quantum-ms "
         "--pp-quantum-ms --seat-quantum-ms --max-round-ms --linger-ms --max-queued --max-queue-ms "
         "--output-reserve --client-stall-ms --shutdown-grace-s --phase-control --serial-order "
         "--trace --trace-content --fast-attention --reuse-generated --supervise --sim --sim-speed"
@@ -53,7 +59,7 @@ TYPED = {  # flags users type -> what becomes of them
     "ignored": (
         "-tb -ngl --gpu-layers -fa --flash-attn -sm -ts -mg --mlock -lm --no-mmap --numa -ot -cmoe "
         "-fit --threads-http --no-ui --webui --cache-reuse -kvu --no-kv-unified --jinja --no-jinja "
-        "--reasoning-format --log-timestamps --log-prefix"
+        "--log-timestamps --log-prefix"
     ),
     "refused": (
         "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj -md "
@@ -231,6 +237,20 @@ def test_policies():
     assert policy_of(settings("-nocb")).name == "no-cont-batching"
     quantum = policy_of(settings("--policy quantum --tg-quantum-ms 7"))
     assert (quantum.decode_quantum_ns, quantum.prefill_quantum_ns) == (7_000_000, 1_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "variables"),
+    (
+        ("", {}),
+        ("--reasoning auto", {}),
+        ("--reasoning off", {"enable_thinking": False}),
+        ("-rea on", {"enable_thinking": True}),
+        ('-rea on --chat-template-kwargs {"enable_thinking":false}', {"enable_thinking": False}),
+    ),
+)
+def test_whether_a_model_thinks_is_a_variable_of_its_template(line, variables):
+    assert template_variables(settings(line)) == variables
 
 
 def test_samplers_by_letters_and_by_names():

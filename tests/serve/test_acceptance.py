@@ -20,7 +20,7 @@ from phaseloop.runtime.trace import Recorded, open_trace
 LONG, SHORT, LATE = 0, 1, 2
 TIMEOUT_S = 900
 
-# The third has to arrive before they are done generating: in 2 s of simulated time, or of real work.
+# The third has to arrive before they are done: within a second of simulated time, or of real work.
 OUTPUT_SIMULATED, OUTPUT_REAL = 200, 40
 SIMULATED = ("--sim", "v100x4-qwen27b", "--sim-speed", "10")
 LETTERS = {LONG: "a" * 6000, SHORT: "b" * 3000, LATE: "c" * 400}  # the sim's tokens are bytes

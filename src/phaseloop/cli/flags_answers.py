@@ -3,7 +3,7 @@
 import json
 from typing import cast
 
-from .flags import SWITCH, Group, Kind, fraction, integer, text, used
+from .flags import MAYBE, SWITCH, Group, Kind, fraction, integer, one_of, text, used
 
 CONTEXT_MAX = 1 << 26  # tokens
 
@@ -113,6 +113,20 @@ ANSWERS = Group(
             "template_variables",
             "further variables of the template, an object",
             env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        ),
+        used(
+            "-rea --reasoning",
+            MAYBE,
+            "reasoning",
+            "whether a template that can have the model think does so; auto: as it is made",
+            env="LLAMA_ARG_REASONING",
+        ),
+        used(
+            "--reasoning-format",
+            one_of("auto", "deepseek", "none"),
+            "reasoning_format",
+            "auto, deepseek: thoughts are told apart from answers; none: they stay in the text",
+            env="LLAMA_ARG_THINK",
         ),
         used(
             "--cache-prompt",

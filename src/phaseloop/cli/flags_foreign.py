@@ -97,7 +97,6 @@ IGNORED: dict[str, str] = {
     """,
     "answers are passed on as they are": """
         --skip-chat-parsing !--no-skip-chat-parsing $SKIP_CHAT_PARSING =true =false
-        --reasoning-format VALUE $THINK =none =auto
         --reasoning-preserve !--no-reasoning-preserve $REASONING_PRESERVE
     """,
     "the application has threads of its own": """
@@ -281,7 +280,6 @@ REFUSED: dict[str, str] = {
         --ssl-cert-file VALUE $SSL_CERT_FILE
     """,
     "thinking is up to the model and its template; see --chat-template-kwargs": """
-        -rea --reasoning MAYBE $REASONING =auto
         --reasoning-effort VALUE $REASONING_EFFORT
         --reasoning-budget VALUE $THINK_BUDGET =-1
         --reasoning-budget-message VALUE $THINK_BUDGET_MESSAGE

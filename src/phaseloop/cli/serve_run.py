@@ -30,7 +30,7 @@ from .serve_bind import socket_path, url_of
 from .serve_load import Loading, Ready
 from .serve_logs import logs_of
 from .serve_requests import log_began, log_ended
-from .serve_settings import Settings, api_keys_of, queue_wait_ns
+from .serve_settings import Settings, api_keys_of, queue_wait_ns, template_variables
 from .serve_trace import Trace
 
 EXIT_FAULT = 70  # as for a lost engine
@@ -201,7 +201,8 @@ def served_of(settings: Settings, service: Service, ready: Ready) -> Served:
         queue_wait_ns_max=queue_wait_ns(settings),
         context_shift=settings.context_shift,
         prefills=settings.prefill_assistant,
-        template_variables=settings.template_variables,
+        reasoning_format="none" if settings.reasoning_format == "none" else "auto",
+        template_variables=template_variables(settings),
     )
 
 

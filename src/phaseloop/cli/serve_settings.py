@@ -123,6 +123,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     chat_template_file: str | None = None
     template_variables: dict[str, object] = {}
+    reasoning: str = "auto"
+    reasoning_format: str = "auto"
     cache_prompt: bool = True
     context_shift: bool = False
     prefill_assistant: bool = True
@@ -281,6 +283,13 @@ def threads_of(settings: Settings) -> int:
     if settings.threads > 0:
         return settings.threads
     return max(1, len(os.sched_getaffinity(0)))
+
+
+def template_variables(settings: Settings) -> dict[str, object]:
+    """--reasoning is the variable that templates have for it; one that is stated by name wins."""
+    if settings.reasoning == "auto":
+        return settings.template_variables
+    return {"enable_thinking": settings.reasoning == "on"} | settings.template_variables
 
 
 def queue_wait_ns(settings: Settings) -> int | None:

@@ -42,7 +42,7 @@ from .prefixes import Prefixes
 from .timing import Timing
 
 OUTBOX_MARK = 1024  # tokens
-SEED_BITS = 64
+SEED_BITS = 53  # drawn; a client that stores numbers as doubles can send the same one again
 
 
 class Submission(Struct, frozen=True):
@@ -195,7 +195,7 @@ class Call:
 class Gateway:
     """Belongs to the event loop's thread.
 
-    `seeds` yields 64-bit integers: a generator with a stated seed in simulations and tests, the
+    `seeds` yields integers below 2**64: a generator with a stated seed in simulations and tests, the
     system's entropy in a server.
     """
 
