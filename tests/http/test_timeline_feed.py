@@ -14,6 +14,7 @@ from socket_server import listening
 from storyteller import Storyteller
 
 from phaseloop.cli.client import Address, Exchange
+from phaseloop.cli.top import print_once
 from phaseloop.core.vocabulary import Request
 from phaseloop.http.timeline_feed import BATCHES_MAX, VIEWERS_MAX, Crowded, Feed, Viewer
 from phaseloop.runtime.gateway import Submission
@@ -165,3 +166,11 @@ async def test_a_client_that_leaves_is_forgotten():
                 if not feed.is_recording:
                     break
                 await asyncio.sleep(0)
+
+
+async def test_top_shows_a_real_server(capsys):
+    async with listening(Storyteller()) as server:
+        await print_once(Address.parse(server.url), None)
+    shown = capsys.readouterr().out
+    assert "seated 0 of 2   KV pages 0 of 64" in shown
+    assert "barrier-fair" in shown
