@@ -52,7 +52,8 @@ TYPED = {  # flags users type -> what becomes of them
         "--cors-origins -a --alias --tags --metrics --slots --no-slots --props --cache-ram -cram "
         "-sps --no-cache-prompt --context-shift -cb -nocb --chat-template --chat-template-file "
         "--chat-template-kwargs --reasoning --reasoning-format -lv --log-file --log-jsonl -v "
-        "--verbose --policy --tg-quantum-ms --pp-quantum-ms --seat-quantum-ms --max-round-ms --linger-ms --max-queued --max-queue-ms "
+        "--verbose --policy --tg-quantum-ms --pp-quantum-ms --seat-quantum-ms --max-round-ms "
+        "--linger-ms --max-queued --max-queue-ms "
         "--output-reserve --client-stall-ms --shutdown-grace-s --phase-control --serial-order "
         "--trace --trace-content --fast-attention --reuse-generated --supervise --sim --sim-speed"
     ),
