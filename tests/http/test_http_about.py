@@ -97,6 +97,23 @@ PARAMS = {
     "samplers": [
         "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"
     ],
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_keep": 0,
+    "n_discard": 0,
+    "ignore_eos": False,
+    "stream": False,
+    "chat_format": "Content-only",
+    "reasoning_format": "auto",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "speculative.types": "none",
+    "timings_per_token": False,
+    "backend_sampling": False,
+    "lora": [],
 }  # fmt: skip
 
 

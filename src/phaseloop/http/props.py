@@ -17,6 +17,13 @@ def properties_of(served: Served, options: HttpOptions) -> dict[str, object]:
     card, vocabulary, template = served.model, served.tokenizer.vocabulary, served.template
     special, limits = vocabulary.special, served.service.limits
     params = settings_json(served.defaults, seed=served.default_seed, limit=served.default_limit)
+    params |= {
+        "n_keep": 0,
+        "ignore_eos": False,
+        "stream": False,
+        "timings_per_token": False,
+        "reasoning_format": served.reasoning_format,
+    }
     made: dict[str, object] = {
         "default_generation_settings": {"params": params, "n_ctx": limits.context_length},
         "total_slots": limits.slot_count,

@@ -9,6 +9,22 @@ from .request_fields import Json
 
 SEED_RANDOM = (1 << 32) - 1  # what llama-server shows where each request draws its own
 
+# Features of llama-server that are always off here, which its clients look for.
+ALWAYS: Json = {
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_discard": 0,
+    "chat_format": "Content-only",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "speculative.types": "none",
+    "backend_sampling": False,
+    "lora": [],
+}
+
 
 def settings_json(sampling: Sampling, *, seed: int | None, limit: int | None) -> Json:
     """`seed` None: drawn for each request.  `limit` in tokens, None without one."""
@@ -39,4 +55,5 @@ def settings_json(sampling: Sampling, *, seed: int | None, limit: int | None) ->
         "min_keep": sampling.min_keep,
         "samplers": sampling.samplers,
         "post_sampling_probs": sampling.post_sampling_probs,
+        **ALWAYS,
     }

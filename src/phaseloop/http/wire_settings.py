@@ -8,21 +8,15 @@ from .settings_json import settings_json
 
 
 def settings_of(wanted: Wanted, seed: int) -> Json:
-    """Under llama-server's names, those of features that are always off here among them.
+    """Under llama-server's names.
 
     `seed` is the one that was used, so that asking again with it gives the same answer.
     """
     return {
         **settings_json(wanted.sampling, seed=seed, limit=wanted.limit),
         "dry_sequence_breakers": wanted.breaker_texts,
-        "mirostat": 0,
-        "mirostat_tau": 5.0,
-        "mirostat_eta": 0.1,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.9,
         "stop": wanted.stop_texts,
         "n_keep": wanted.keep,
-        "n_discard": 0,
         "ignore_eos": wanted.ignore_eos,
         "stream": wanted.stream,
         "logit_bias": [
@@ -34,12 +28,6 @@ def settings_of(wanted: Wanted, seed: int) -> Json:
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],
-        "chat_format": "Content-only",
         "reasoning_format": wanted.reasoning_format,
-        "reasoning_in_content": False,
-        "generation_prompt": "",
-        "speculative.types": "none",
         "timings_per_token": wanted.timings_per_token,
-        "backend_sampling": False,
-        "lora": [],
     }
