@@ -93,6 +93,7 @@ class RecallBackend:
         for span in spans:
             own = self._cells[span.region]
             assert (own[: span.start] != GARBAGE).all(), "a row is computed on cells that are gone"
+            assert (own[span.start :] == GARBAGE).all(), "a region holds more than its sequence"
             if self.fails or self._is_aborted:
                 own[span.start : span.start + len(span.tokens)] = GARBAGE - 1
                 continue

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recall import Shell, answer, chance, recall_engine
+from recall import GARBAGE, Shell, answer, chance, recall_engine
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import Candidate
@@ -83,6 +83,15 @@ def test_the_longest_common_beginning_is_found():
     assert found(store, A[:50] + B[:20] + C) == (1, 70)
     assert found(store, A) == (0, 100)
     assert found(store, ()) is None
+
+
+def test_of_equals_the_one_used_last_is_found():
+    store = Snapshots(1 << 20)
+    put(store, A[:50] + B)
+    put(store, A[:50] + C)
+    assert found(store, A) == (1, 50)
+    store.touch(store.find(packed(A[:50] + B)).kept)
+    assert found(store, A) == (0, 50)
 
 
 def test_a_snapshot_that_covers_another_is_the_only_one():
@@ -268,6 +277,38 @@ def test_one_that_is_not_found_again_is_computed():
     assert served.given[ids[0], 0] == answer(A + C, 5)
 
 
+def test_what_another_slot_holds_is_not_copied_when_its_slot_is_taken():
+    served = shell(slots=2)
+    ask(served, A, slot_hint=0)
+    ask(served, A + B, slot_hint=1)
+    ask(served, C, slot_hint=0)
+    assert len(served.engine.snapshots) == 0
+    assert ask(served, A, slot_hint=0) == [99]
+
+
+def shifted(**options):
+    """Slot 0 generates with its first 100 tokens found in place, and its context was shifted."""
+    served = shell(slots=2, context=128, policy="mixed", **options)
+    ask(served, A, slot_hint=0)
+    (request_id,) = served.arrive(A + B[:20], output_limit=20, shift_keep=4, slot_hint=0)
+    while "shift" not in served.kinds or served.engine._slots[0].length != 70:
+        served.complete()
+    assert served.cached[request_id] == 100
+    return served
+
+
+def test_nobody_copies_from_a_slot_whose_context_was_shifted():
+    """4 tokens are left as they were, too few to be copied."""
+    assert ask(shifted(), A + C[:20]) == [0]
+
+
+def test_of_a_shifted_sequence_no_more_than_its_head_becomes_a_snapshot():
+    served = shifted(save_idle=True)  # what slot 0 was left with before is one already
+    ask(served, C)  # and the shifted one ends
+    stored = [one.ids.tolist() for one in served.engine.snapshots._kept]
+    assert stored == [list(A), list(C)]
+
+
 def test_an_evicted_slot_leaves_a_snapshot():
     """One page is 256 tokens, and there is but one: the second prompt evicts the first's cache."""
     served = shell(slots=2, pages=1)
@@ -363,7 +404,10 @@ def check(served):
     assert not served.live()
     for slot, held_here in enumerate(served.index._slots):
         told = [] if held_here is None else served.index._ids(held_here).tolist()
-        assert told == served.engine._slots[slot].kept.tolist(), "index and engine agree"
+        own = served.engine._slots[slot]
+        assert told == own.kept.tolist(), "index and engine agree"
+        beyond = served.engine._backend._cells[slot, own.length :]
+        assert (beyond == GARBAGE).all(), "what is not held is given back"
 
 
 @settings(max_examples=150)
