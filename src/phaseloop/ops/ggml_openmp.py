@@ -14,6 +14,8 @@ SPIN_TURNS = 10_000
 
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = str(SPIN_TURNS)  # read once, when OpenMP is loaded
+# When ggml gives up it would have a debugger print its stack, and could wait for it for ever.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 import ggml  # noqa: E402
 
