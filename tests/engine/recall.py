@@ -185,6 +185,7 @@ class Shell:
         self.finished: dict[int, str] = {}
         self.ended: dict[tuple[int, int], str] = {}  # choices
         self.kinds: list[str] = []  # of rounds
+        self.computed: dict[int, int] = {}  # tokens of each prompt, in rounds without answers
         self._flight: LaunchRound | None = None
         self._is_aborted = False
         self._waiting: deque[SeatRequest | ReleaseSlot | DropSaved] = deque()
@@ -267,6 +268,9 @@ class Shell:
                     assert self._flight is None
                     self._flight = effect
                     self.kinds.append(effect.kind)
+                    for lane in effect.lanes if effect.kind == "prefill" else ():
+                        count = self.computed.get(lane.request_id, 0)
+                        self.computed[lane.request_id] = count + lane.count
                 case AbortRound():
                     self._is_aborted = True
                 case DeliverTokens():

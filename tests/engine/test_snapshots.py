@@ -247,16 +247,21 @@ def test_a_prompt_that_wants_no_cache_takes_none_and_leaves_none():
     assert len(served.engine.snapshots) == 1, "what it displaced is still somebody's"
 
 
-def test_a_beginning_whose_slot_is_taken_before_its_round_is_found_again():
-    """Both sit down in one step: the first finds its beginning in the slot the second takes."""
-    served = shell(slots=2)
+@pytest.mark.parametrize(("ram_bytes", "computed"), [(1 << 20, 100), (0, 200)])
+def test_a_beginning_whose_slot_is_taken_before_its_round(ram_bytes, computed):
+    """Both sit down in one step: the first finds 100 tokens in the slot that the second takes.
+
+    It finds them again in the snapshot that this leaves, or computes them.
+    """
+    served = shell(slots=2, ram_bytes=ram_bytes)
+    ask(served, A[:15], slot_hint=1)
     ask(served, A + B, slot_hint=0)
-    ids = served.arrive(A + C, output_limit=5, slot_hint=1)
-    other = served.arrive(C, output_limit=5, slot_hint=0)
+    first, second = served.arrive(A + C, C, output_limit=5)
     served.drain()
-    assert served.cached[ids[0]] == 100
-    assert served.given[ids[0], 0] == answer(A + C, 5)
-    assert served.given[other[0], 0] == answer(C, 5)
+    assert (served.slots[first], served.slots[second]) == (1, 0)
+    assert served.cached[first] == 100 and served.computed[first] == computed
+    assert served.given[first, 0] == answer(A + C, 5)
+    assert served.given[second, 0] == answer(C, 5)
 
 
 def test_a_longer_beginning_is_awaited_rather_than_a_shorter_one_copied():
@@ -267,14 +272,6 @@ def test_a_longer_beginning_is_awaited_rather_than_a_shorter_one_copied():
     served.drain()
     assert served.kinds.count("restore") == served.kinds.count("fork") == 1
     assert served.given[1, 0] == answer(A + C, 5) and served.given[2, 0] == answer(A + B, 5)
-
-
-def test_one_that_is_not_found_again_is_computed():
-    served = shell(slots=2, ram_bytes=0)
-    ask(served, A + B, slot_hint=0)
-    ids = served.arrive(A + C, C, output_limit=5)
-    served.drain()
-    assert served.given[ids[0], 0] == answer(A + C, 5)
 
 
 def test_what_another_slot_holds_is_not_copied_when_its_slot_is_taken():
