@@ -17,7 +17,8 @@ from random import Random
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phaseloop.engine.cpu_load import CpuOptions
+from phaseloop.engine.cpu_load import CpuOptions, backend_over, engine_over
+from phaseloop.engine.sampling import ChainSampler
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
@@ -214,8 +215,13 @@ def start(
         options = CpuOptions(
             slot_count=streams, context_length=length, threads=args.threads, attention=attention
         )
-        add(RoundsRunner(weights, model, options, args.clock, prompts))
-        add(PassRunner(weights, model, options, args.clock, prompts))
+        backend = backend_over(weights, model, options)
+        stack.callback(backend.close)
+        engine = engine_over(
+            weights, model, ChainSampler(), options, end_tokens=frozenset[int](), backend=backend
+        )
+        add(RoundsRunner(engine, attention, args.clock, prompts))
+        add(PassRunner(backend, attention, args.clock, prompts))
     for program in programs:
         if program.name == "llama-bench":
             add(BenchRunner(program, weights.path, args.threads))

@@ -5,11 +5,8 @@ from collections.abc import Callable
 from random import Random
 
 from phaseloop.core.vocabulary import Lane, LaunchRound, Produced, RoundKind, SeatRequest
-from phaseloop.engine.cpu_load import CpuOptions, engine_over
+from phaseloop.engine.cpu import ModelEngine
 from phaseloop.engine.protocol import Content
-from phaseloop.engine.sampling import ChainSampler
-from phaseloop.model.shape import Model
-from phaseloop.model.weights import Weights
 from phaseloop.ops.ggml import AttentionPath, GgmlBackend
 from phaseloop.ops.interface import Span
 
@@ -37,17 +34,16 @@ class RoundsRunner:
     """Engine.run as the scheduler calls it: seats, rounds of lanes, and the sampler, greedy."""
 
     def __init__(
-        self, weights: Weights, model: Model, options: CpuOptions, clock: Clock, prompts: Prompts
+        self, engine: ModelEngine, attention: AttentionPath, clock: Clock, prompts: Prompts
     ) -> None:
-        self.name = f"engine{SUFFIXES[options.attention]}"
+        """No token may end a text for the engine, or some streams would stop before the others."""
+        described = engine.describe()
+        self.name = f"engine{SUFFIXES[attention]}"
+        self.backend = described.name
         self._now_ns = CLOCKS[clock]
         self._prompts = prompts
-        self._batch_tokens = options.batch_tokens
-        # No token ends a text, or some streams would stop before the others.
-        self._engine = engine_over(
-            weights, model, ChainSampler(), options, end_tokens=frozenset[int]()
-        )
-        self.backend = self._engine.describe().name
+        self._batch_tokens = described.batch_tokens
+        self._engine = engine
         self._rounds = 0
 
     def serves(self, row: Row) -> bool:
@@ -66,7 +62,7 @@ class RoundsRunner:
                 self._engine.release(slot, 0, 0)
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """The backend is closed by whoever made it."""
 
     def _prefill(self, length: int) -> Sample:
         start_ns = self._now_ns()
@@ -96,21 +92,12 @@ class PassRunner:
     """The forward pass alone: no slots, no sampler."""
 
     def __init__(
-        self, weights: Weights, model: Model, options: CpuOptions, clock: Clock, prompts: Prompts
+        self, backend: GgmlBackend, attention: AttentionPath, clock: Clock, prompts: Prompts
     ) -> None:
-        self.name = f"pass{SUFFIXES[options.attention]}"
+        self.name = f"pass{SUFFIXES[attention]}"
         self._now_ns = CLOCKS[clock]
         self._prompts = prompts
-        self._backend = GgmlBackend(
-            model.network,
-            weights.tensors,
-            model.dimensions,
-            region_count=options.slot_count,
-            capacity=options.context_length or model.context_length,
-            threads=options.threads,
-            attention=options.attention,
-            ubatch=options.ubatch_tokens,
-        )
+        self._backend = backend
 
     def serves(self, row: Row) -> bool:
         return True
@@ -133,7 +120,7 @@ class PassRunner:
         return Sample(count, (end_ns - start_ns) / 1e9)
 
     def close(self) -> None:
-        self._backend.close()
+        """The backend is closed by whoever made it."""
 
     def _forward(self, spans: list[Span]) -> None:
         rows = self._backend.forward(spans)

@@ -52,6 +52,21 @@ def load_cpu_engine(
     return engine, weights
 
 
+def backend_over(weights: Weights, model: Model, options: CpuOptions) -> GgmlBackend:
+    return GgmlBackend(
+        model.network,
+        weights.tensors,
+        model.dimensions,
+        region_count=options.slot_count,
+        capacity=options.context_length or model.context_length,
+        threads=options.threads,
+        cache=options.cache,
+        attention=options.attention,
+        ubatch=options.ubatch_tokens,
+        repack=options.repack,
+    )
+
+
 def engine_over(
     weights: Weights,
     model: Model,
@@ -59,27 +74,17 @@ def engine_over(
     options: CpuOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
     end_tokens: frozenset[int] | None = None,
+    backend: GgmlBackend | None = None,
 ) -> ModelEngine:
-    """As load_cpu_engine, for whoever has looked at the weights before."""
+    """As load_cpu_engine, for whoever has looked at the weights before, or made the backend."""
     weights.check_values(progress)
-    context_length = options.context_length or model.context_length
-    backend = GgmlBackend(
-        model.network,
-        weights.tensors,
-        model.dimensions,
-        region_count=options.slot_count,
-        capacity=context_length,
-        threads=options.threads,
-        cache=options.cache,
-        attention=options.attention,
-        ubatch=options.ubatch_tokens,
-        repack=options.repack,
-    )
+    if backend is None:
+        backend = backend_over(weights, model, options)
     return ModelEngine(
         backend,
         sampler,
         slot_count=options.slot_count,
-        context_length=context_length,
+        context_length=options.context_length or model.context_length,
         batch_tokens=options.batch_tokens,
         end_tokens=named_ends(weights, model) if end_tokens is None else end_tokens,
         reuse_generated=options.reuse_generated or backend.generated_like_prompt,

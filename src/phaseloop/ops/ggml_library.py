@@ -100,11 +100,7 @@ class Tensors:
         self._memory: list[NDArray[np.uint8]] = []  # kept alive
 
     def add(self, weight: Weight) -> ggml.ggml_tensor_p:
-        return self.place_as(weight, weight.shape)
-
-    def place_as(self, weight: Weight, shape: tuple[int, ...]) -> ggml.ggml_tensor_p:
-        """The weight, or as much of its beginning as `shape` takes."""
-        return self.place(kind_number(weight), shape, weight.data, weight.name)
+        return self.place(kind_number(weight), weight.shape, weight.data, weight.name)
 
     def place(
         self, kind: int, shape: tuple[int, ...], memory: NDArray[np.uint8], name: str

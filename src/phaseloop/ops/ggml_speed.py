@@ -4,8 +4,9 @@ import time
 
 import numpy as np
 
-from .ggml_library import Cpu, Tensors, array_at, new_context
+from .ggml_library import Cpu, Tensors, array_at, new_context, new_tensor
 from .ggml_openmp import ggml
+from .ggml_repack import Matrix, Repacked, block_sums, product
 from .interface import Weight
 
 PEAK_ROWS = 512
@@ -13,31 +14,44 @@ PEAK_RUNS = 5
 
 
 def multiply_adds_per_second(weight: Weight, threads: int) -> float:
-    """ggml's best rate in products of 512 rows with a matrix [N, D], or with one of experts'."""
-    cpu, tensors = Cpu(threads), Tensors(1)
-    shape = weight.shape[-2:]
-    matrix = tensors.place_as(weight, shape)
-    context = new_context(8 * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead())
-    rows = ggml.ggml_new_tensor_2d(context, ggml.GGML_TYPE_F32, shape[1], PEAK_ROWS)
+    """ggml's best rate in products of 512 rows with a matrix [N, D], or with one of experts'.
+
+    The matrix as it is, or repacked, whichever is faster.
+    """
+    outputs, width = weight.shape[-2:]
+    size = weight.data.nbytes // int(np.prod(weight.shape[:-2]))
+    one = Weight(weight.name, weight.kind, (outputs, width), weight.data[:size])
+    cpu, plain = Cpu(threads), Tensors(1)
+    repacked = Repacked(cpu, {one.name: one}, only_stable=False)
+    try:
+        matrices = [Matrix(plain.add(one), None, "none"), *repacked.matrices.values()]
+        best_s = min(seconds(cpu, matrix, width) for matrix in matrices)
+    finally:
+        repacked.close()
+        plain.close()
+        cpu.close()
+    return outputs * width * PEAK_ROWS / best_s
+
+
+def seconds(cpu: Cpu, matrix: Matrix, width: int) -> float:
+    """The best of several runs."""
+    context = new_context(16 * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead())
+    rows = new_tensor(context, ggml.GGML_TYPE_F32, (PEAK_ROWS, width))
     ggml.ggml_set_input(rows)
-    product = ggml.ggml_mul_mat(context, matrix, rows)
-    ggml.ggml_set_output(product)
+    sums = None if matrix.offsets is None else block_sums(context, rows)
+    found = product(context, matrix, rows, sums)
+    ggml.ggml_set_output(found)
     graph = ggml.ggml_new_graph(context)
-    ggml.ggml_build_forward_expand(graph, product)
+    ggml.ggml_build_forward_expand(graph, found)
     allocator = cpu.allocate(graph)
+    times_ns: list[int] = []
     try:
         array_at(rows, np.dtype(np.float32))[:] = 1.0
-        cpu.compute(graph, row_by_row=False)
-        best_s = min(seconds(cpu, graph) for _ in range(PEAK_RUNS))
+        for _ in range(PEAK_RUNS):
+            start_ns = time.perf_counter_ns()
+            cpu.compute(graph, row_by_row=False)
+            times_ns.append(time.perf_counter_ns() - start_ns)
     finally:
         ggml.ggml_gallocr_free(allocator)
         ggml.ggml_free(context)
-        tensors.close()
-        cpu.close()
-    return shape[0] * shape[1] * PEAK_ROWS / best_s
-
-
-def seconds(cpu: Cpu, graph: ggml.ggml_cgraph_p) -> float:
-    start_ns = time.perf_counter_ns()
-    cpu.compute(graph, row_by_row=False)
-    return (time.perf_counter_ns() - start_ns) / 1e9
+    return min(times_ns) / 1e9
