@@ -1,7 +1,6 @@
 // The timeline's surroundings: counters, legend, the table of slots, what is pointed at.
 
 import { LOOKS, LOOK_NAMES, swatch } from "./looks.js";
-import { durationText } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const RATE_NS = 2e9;
@@ -93,7 +92,8 @@ export function showTip(shown, x, y, width) {
   tip.style.top = `${y + 14}px`;
 }
 
-export function readoutText(shown, fromStartNs) {
+export function readoutText(shown, startNs) {
   if (!shown) return "nothing is known of that";
-  return `${[shown.title, ...shown.lines].join(". ")}. Begins at ${durationText(fromStartNs)}.`;
+  const begins = ((shown.from - startNs) / 1e9).toFixed(6);
+  return `${[shown.title, ...shown.lines].join(". ")}. Begins at ${begins} s.`;
 }

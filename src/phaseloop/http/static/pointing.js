@@ -83,8 +83,8 @@ export class Pointing {
       ArrowRight: () => this.step(0, 1),
       ArrowUp: () => this.step(-1, 0),
       ArrowDown: () => this.step(1, 0),
-      Home: () => timeline.moveTo(timeline.history.startNs),
-      End: () => (timeline.isLive ? timeline.follow() : timeline.moveTo(timeline.nowNs())),
+      Home: () => this.toEnd(timeline.history.startNs),
+      End: () => this.toEnd(timeline.nowNs()),
       "+": () => timeline.zoom(1 / ZOOM_STEP),
       "=": () => timeline.zoom(1 / ZOOM_STEP),
       "-": () => timeline.zoom(ZOOM_STEP),
@@ -99,17 +99,37 @@ export class Pointing {
   // To another lane, or to the next change in this one; the view pauses and comes along.
   step(lanes, direction) {
     const { timeline } = this;
-    const middle = timeline.fromNs + timeline.spanNs / 2;
-    const cursor = timeline.cursor ?? { lane: 0, at: Math.min(middle, timeline.nowNs()) };
+    const cursor = this.cursor();
     const last = timeline.lanes.length - 1;
     cursor.lane = Math.max(0, Math.min(last, cursor.lane + lanes));
     if (direction) cursor.at = timeline.change(cursor.lane, cursor.at, direction);
-    timeline.cursor = cursor;
     const isSeen = cursor.at >= timeline.fromNs && cursor.at <= timeline.fromNs + timeline.spanNs;
     timeline.moveTo(isSeen ? timeline.fromNs : cursor.at - timeline.spanNs / 2);
+    this.readOut(cursor);
+  }
+
+  toEnd(at) {
+    const { timeline } = this;
+    const cursor = this.cursor();
+    cursor.at = at;
+    if (timeline.isLive && at > timeline.history.startNs) timeline.follow();
+    else timeline.moveTo(at);
+    this.readOut(cursor);
+  }
+
+  // Where the keyboard is; at first in the middle of what is seen.
+  cursor() {
+    const { timeline } = this;
+    const middle = timeline.fromNs + timeline.spanNs / 2;
+    timeline.cursor ??= { lane: 0, at: Math.min(middle, timeline.nowNs()) };
+    return timeline.cursor;
+  }
+
+  readOut(cursor) {
+    const { timeline } = this;
     const shown = timeline.describe(cursor.lane, cursor.at);
-    const since = cursor.at - timeline.history.startNs;
-    document.getElementById("readout").textContent = readoutText(shown, since);
+    const text = readoutText(shown, timeline.history.startNs);
+    document.getElementById("readout").textContent = text;
   }
 }
 
