@@ -43,9 +43,9 @@ DEVICE T load_constant(const T* p) { return __ldg(p); }
 // 16 bytes that the kernel reads once (weights): they pass L1 by, which keeps what is read often.
 DEVICE uint4 load_once(const uint4* p) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p));
     return v;
 }
 template <class T>

@@ -259,77 +259,82 @@ struct F32 {
     }
 };
 
-// --- types in blocks of 256: four units, each with its part of the sub-block scales ---------------
+// --- types in blocks of 256: each unit with its part of the sub-block scales ----------------------
 
-// Scales and offsets of Q4_K and Q5_K, 6 bits each for 8 sub-blocks, from the header's 12 bytes.
-DEVICE u32 packed_steps(const uint4& header, int unit, int strip) {
-    const bool is_upper = unit & 2;  // sub-blocks 4 to 7 keep their two highest bits elsewhere
+// Scale and offset of one of the 8 sub-blocks of Q4_K and Q5_K, 6 bits each in the header's 12 bytes.
+DEVICE u32 packed_steps(const uint4& header, int sub) {
+    const bool is_upper = sub & 4;  // sub-blocks 4 to 7 keep their two highest bits elsewhere
     const u32 scales = is_upper ? (header.w & 0x0f0f0f0f) | (header.y >> 2 & 0x30303030)
                                 : header.y & 0x3f3f3f3f;
     const u32 offsets = is_upper ? (header.w >> 4 & 0x0f0f0f0f) | (header.z >> 2 & 0x30303030)
                                  : header.z & 0x3f3f3f3f;
-    const int shift = 16 * (unit & 1) + 8 * strip;
+    const int shift = 8 * (sub & 3);
     return (scales >> shift & 0xff) | (offsets >> shift & 0xff) << 16;
 }
 
-template <int CODE_BITS>
-struct SuperOffset {  // Q4_K, Q5_K
-    static constexpr int BLOCK = 256, UNIT = 64, WIDE = 9, WORDS = CODE_BITS == 5 ? 8 : 0;
-    static constexpr int SHARE = 0, STEP_BIAS = 0;
+struct Q4_K {
+    static constexpr int BLOCK = 256, UNIT = 64, WIDE = 9, WORDS = 0, SHARE = 0, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = true;
-    struct Raw { uint4 codes[2], header; u32 high[2]; };
+    struct Raw { uint4 codes[2], header; };
 
-    static DEVICE Raw fetch(const Planes<SuperOffset>& planes, int unit SITE) {
-        const int block = unit / 4, strip = unit % 4 * 2;
-        Raw raw{};
-        raw.codes[0] = planes.piece(block, strip AT);
-        raw.codes[1] = planes.piece(block, strip + 1 AT);
-        raw.header = planes.header(block, 8 AT);
-        if constexpr (CODE_BITS == 5) {
-            raw.high[0] = planes.word(block, strip AT);
-            raw.high[1] = planes.word(block, strip + 1 AT);
-        }
-        return raw;
+    static DEVICE Raw fetch(const Planes<Q4_K>& planes, int unit SITE) {
+        const int block = unit / 4, sub = unit % 4 * 2;
+        return {{planes.piece(block, sub AT), planes.piece(block, sub + 1 AT)},
+                planes.header(block, 8 AT)};
     }
     static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        const u32 word = component(raw.codes[strip], octet);
-        if constexpr (CODE_BITS == 4) return nibble_codes<0>(word, codes);
-        const u32 high = raw.high[strip];
-        nibble_codes<0>(word, codes, [=](int p, int shift) {
-            return moved(high, 4 * octet + p, shift + 4, 1);
-        });
+        nibble_codes<0>(component(raw.codes[strip], octet), codes);
     }
     // The header's first word is (d, dmin); the offset is subtracted.
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
     static DEVICE u32 steps(const Raw& raw, int unit, int strip, int) {
-        return packed_steps(raw.header, unit, strip);
+        return packed_steps(raw.header, unit % 4 * 2 + strip);
     }
 };
-using Q4_K = SuperOffset<4>;
-using Q5_K = SuperOffset<5>;
+
+struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since registers are short
+    static constexpr int BLOCK = 256, UNIT = 32, WIDE = 9, WORDS = 8, SHARE = 0, STEP_BIAS = 0;
+    static constexpr bool HAS_STEPS = true;
+    struct Raw { uint4 codes, header; u32 high; };
+
+    static DEVICE Raw fetch(const Planes<Q5_K>& planes, int unit SITE) {
+        const int block = unit / 8, sub = unit % 8;
+        return {planes.piece(block, sub AT), planes.header(block, 8 AT), planes.word(block, sub AT)};
+    }
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+        nibble_codes<0>(component(raw.codes, octet), codes, [&](int p, int shift) {
+            return moved(raw.high, 4 * octet + p, shift + 4, 1);
+        });
+    }
+    static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
+    static DEVICE u32 steps(const Raw& raw, int unit, int, int) {
+        return packed_steps(raw.header, unit % 8);
+    }
+};
 
 struct Q6_K {
-    static constexpr int BLOCK = 256, UNIT = 64, WIDE = 12, WORDS = 4, SHARE = 2, STEP_BIAS = 128;
+    static constexpr int BLOCK = 256, UNIT = 32, WIDE = 8, WORDS = 20, SHARE = 2, STEP_BIAS = 128;
     static constexpr bool HAS_STEPS = true;
-    struct Raw { uint4 codes[2], high; u32 steps, scale; };
+    struct Raw { uint4 codes; u32 high[2], steps, scale; };
 
     static DEVICE Raw fetch(const Planes<Q6_K>& planes, int unit SITE) {
-        const int block = unit / 4, quarter = unit % 4;
-        return {{planes.piece(block, 2 * quarter AT), planes.piece(block, 2 * quarter + 1 AT)},
-                planes.piece(block, 8 + quarter AT), planes.word(block, quarter AT),
+        const int block = unit / 8, strip = unit % 8;
+        return {planes.piece(block, strip AT),
+                {planes.word(block, 2 * strip AT), planes.word(block, 2 * strip + 1 AT)},
+                planes.word(block, 16 + strip / 2 AT) >> 16 * (strip % 2),
                 planes.shared_word(block AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        const u32 high = component(raw.high, 2 * strip + octet / 2);
-        nibble_codes<32>(component(raw.codes[strip], octet), codes, [=](int p, int shift) {
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+        const u32 high = raw.high[octet / 2];
+        nibble_codes<32>(component(raw.codes, octet), codes, [=](int p, int shift) {
             return moved(high, 2 * (octet % 2 * 4 + p), shift + 4, 3);
         });
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
-        return raw.scale >> 16 * (unit / 4 & 1) & 0xffff;
+        return raw.scale >> 16 * (unit / 8 & 1) & 0xffff;
     }
-    static DEVICE u32 steps(const Raw& raw, int, int strip, int octet) {
-        return (raw.steps ^ 0x80808080) >> 8 * (2 * strip + octet / 2) & 0xff;
+    static DEVICE u32 steps(const Raw& raw, int, int, int octet) {
+        return (raw.steps ^ 0x80808080) >> 8 * (octet / 2) & 0xff;
     }
 };
 
@@ -392,21 +397,21 @@ struct Q3_K {
 };
 
 struct IQ4_XS {
-    static constexpr int BLOCK = 256, UNIT = 64, WIDE = 8, WORDS = 2, SHARE = 0, STEP_BIAS = 32;
+    static constexpr int BLOCK = 256, UNIT = 32, WIDE = 8, WORDS = 2, SHARE = 0, STEP_BIAS = 32;
     static constexpr bool HAS_STEPS = true;
-    struct Raw { uint4 codes[2]; u32 scale, lower; };
+    struct Raw { uint4 codes; u32 scale, lower; };
 
     static DEVICE Raw fetch(const Planes<IQ4_XS>& planes, int unit SITE) {
-        const int block = unit / 4, strip = unit % 4 * 2;
-        return {{planes.piece(block, strip AT), planes.piece(block, strip + 1 AT)},
-                planes.word(block, 0 AT), planes.word(block, 1 AT)};
+        const int block = unit / 8;
+        return {planes.piece(block, unit % 8 AT), planes.word(block, 0 AT), planes.word(block, 1 AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        iq4_codes(component(raw.codes[strip], octet), codes);
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+        iq4_codes(component(raw.codes, octet), codes);
     }
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.scale & 0xffff; }
-    static DEVICE u32 steps(const Raw& raw, int unit, int strip, int) {
-        const int sub = unit % 4 * 2 + strip;
+    // Four lower bits in the second word, two upper ones above d.
+    static DEVICE u32 steps(const Raw& raw, int unit, int, int) {
+        const int sub = unit % 8;
         return (raw.lower >> 4 * sub & 0xf) | (raw.scale >> (16 + 2 * sub) & 3) << 4;
     }
 };

@@ -69,10 +69,9 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int units = (K + Type::UNIT - 1) / Type::UNIT;
     const Planes<Type> planes(weight, blockIdx.x, gridDim.x, K / Type::BLOCK, lane);
-    const uint4* rows[TILES];  // of x; those beyond M repeat the last, and are not stored
+    int rows[TILES];  // where the lane's rows of x begin; those beyond M repeat the last
     for (int tile = 0; tile < TILES; ++tile) {
-        const int m = min(tile * ROWS + fragment_row(lane), M - 1);
-        rows[tile] = reinterpret_cast<const uint4*>(x + size_t(m) * K);
+        rows[tile] = min(tile * ROWS + fragment_row(lane), M - 1) * K;
     }
 
     float c[TILES][8] = {};
@@ -91,7 +90,8 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
                 u32 b[4];
                 expand<Type>(raw, unit, strip, octet, b);
                 for (int tile = 0; tile < TILES; ++tile) {
-                    const uint4 a = load_constant(rows[tile] + k / OCTET);
+                    const half* from = x + (rows[tile] + k);
+                    const uint4 a = load_constant(reinterpret_cast<const uint4*>(from));
                     mma_row_col(c[tile], a.x, a.y, b[0], b[1]);
                     mma_row_col(c[tile], a.z, a.w, b[2], b[3]);
                 }
@@ -122,18 +122,18 @@ constexpr int STRIP_OCTETS = STRIP / OCTET;  // 16-byte pieces of a row's strip
 // the exclusive or keeps the four rows that a quarter-warp reads in different ones.
 DEVICE int staged_at(int m, int o) { return m * STRIP_OCTETS + (o ^ (m >> 1 & 3)); }
 
-// Each K warp's strip number `strip` of its `turn`-th unit, for all rows, to
-// staged [K_WARPS][TILES * ROWS][4] pieces.  Beyond K: zeros.
-template <class Type, int TILES>
-DEVICE void stage(uint4* staged, const half* x, int turn, int strip, int M, int K SITE) {
-    constexpr int PIECES = TILES * ROWS * STRIP_OCTETS;
-    for (int i = threadIdx.x; i < K_WARPS * PIECES; i += STAGED_THREADS) {
-        const int warp = i / PIECES, m = i % PIECES / STRIP_OCTETS, o = i % STRIP_OCTETS;
-        const int k = (turn * K_WARPS + warp) * Type::UNIT + strip * STRIP + o * OCTET;
-        const half* row = x + size_t(min(m, M - 1)) * K;
-        const uint4 piece = k < K ? load_constant(reinterpret_cast<const uint4*>(row + k) AT)
-                                  : uint4{0, 0, 0, 0};
-        store_shared(staged + warp * PIECES + staged_at(m, o), piece AT);
+// One strip of all rows, from column k on, to staged [TILES * ROWS][4] pieces, by the two warps that
+// will read it; `thread` counts their threads.  Beyond K: zeros.
+template <int TILES>
+DEVICE void stage(uint4* staged, const half* x, int k, int thread, int M, int K SITE) {
+    constexpr int STEP = N_WARPS * WARP / STRIP_OCTETS;  // rows at a time
+    const int o = thread % STRIP_OCTETS;
+    k += o * OCTET;
+#pragma unroll
+    for (int m = thread / STRIP_OCTETS; m < TILES * ROWS; m += STEP) {
+        const uint4* from = reinterpret_cast<const uint4*>(x + (min(m, M - 1) * K + k));
+        const uint4 piece = k < K ? load_constant(from AT) : uint4{0, 0, 0, 0};
+        store_shared(staged + staged_at(m, o), piece AT);
     }
 }
 
@@ -149,36 +149,38 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % K_WARPS;
     const int side = threadIdx.x / (WARP * K_WARPS), groups = (N + WARP - 1) / WARP;
     const int units = (K + Type::UNIT - 1) / Type::UNIT, turns = (units + K_WARPS - 1) / K_WARPS;
-    const int group = blockIdx.x * N_WARPS + side;
+    const int group = min(int(blockIdx.x) * N_WARPS + side, groups - 1);  // a repeated one is not stored
     const Planes<Type> planes(weight, group, groups, K / Type::BLOCK, lane);
-    const bool has_group = group < groups;
 
     float c[TILES][8] = {};
-    stage<Type, TILES>(shared, x, 0, 0, M, K);
+    uint4* mine = shared + warp * PIECES;
+    const int thread = side * WARP + lane;
+    stage<TILES>(mine, x, warp * Type::UNIT, thread, M, K);
     for (int turn = 0; turn < turns; ++turn) {
         const int unit = turn * K_WARPS + warp;
-        const bool has_unit = has_group && unit < units;
-        typename Type::Raw raw{};
-        if (has_unit) raw = Type::fetch(planes, unit);  // under way while the next strip is staged
-        const int strips = has_unit ? strips_of<Type>(unit, K) : 0;
+        const int strips = unit < units ? strips_of<Type>(unit, K) : 0;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip) {
             const int number = turn * STRIPS + strip;
+            // The strip's part of the unit, for the rest is not used; under way at the barrier.
+            const typename Type::Raw raw = Type::fetch(planes, min(unit, units - 1));
             sync_block();  // this strip is staged, and nobody reads the other buffer any more
             if (number + 1 < turns * STRIPS) {
-                stage<Type, TILES>(shared + (number + 1) % 2 * STAGED, x, (number + 1) / STRIPS,
-                                   (number + 1) % STRIPS, M, K);
+                const int k = strip + 1 < STRIPS ? unit * Type::UNIT + (strip + 1) * STRIP
+                                                 : (unit + K_WARPS) * Type::UNIT;
+                stage<TILES>(mine + (number + 1) % 2 * STAGED, x, k, thread, M, K);
             }
             if (strip >= strips) continue;
-            const uint4* mine = shared + number % 2 * STAGED + warp * PIECES;
+            const uint4* staged = mine + number % 2 * STAGED;
 #pragma unroll
             for (int octet = 0; octet < STRIP_OCTETS; ++octet) {
+                sync_warp();  // the compiler loads ahead up to here, not more than registers hold
                 u32 b[4];
                 expand<Type>(raw, unit, strip, octet, b);
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     const int m = tile * ROWS + fragment_row(lane);
-                    const uint4 a = load_shared(mine + staged_at(m, octet));
+                    const uint4 a = load_shared(staged + staged_at(m, octet));
                     mma_row_col(c[tile], a.x, a.y, b[0], b[1]);
                     mma_row_col(c[tile], a.z, a.w, b[2], b[3]);
                 }

@@ -142,7 +142,7 @@ FAULTS = {
     "one bit of an operand's map": (
         "skinny.cu", "(lane & 3) + (lane >= 16 ? 4 : 0); }", "(lane & 3) + (lane >= 8 ? 4 : 0); }",
     ),
-    "scales of two strips swapped": ("quant.cuh", "+ 8 * strip;", "+ 8 * (1 - strip);"),
+    "scales of two strips swapped": ("quant.cuh", "% 4 * 2 + strip);", "% 4 * 2 + 1 - strip);"),
     "scale and offset swapped": (
         "quant.cuh", "(scales >> shift & 0xff) | (offsets >> shift & 0xff) << 16",
         "(offsets >> shift & 0xff) | (scales >> shift & 0xff) << 16",

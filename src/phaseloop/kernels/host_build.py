@@ -27,6 +27,7 @@ FLAGS = (
     "-Wall",
     "-Wno-unused-function",
     "-Wno-psabi",
+    "-Wno-unknown-pragmas",  # unroll
 )
 
 
