@@ -5,6 +5,7 @@ from collections.abc import Callable
 from .gemma3 import gemma3
 from .llama import llama
 from .qwen import qwen2, qwen3, qwen3moe
+from .qwen35 import qwen35, qwen35moe
 from .shape import Model
 from .weights import OTHER, Weights
 
@@ -13,6 +14,8 @@ ARCHITECTURES: dict[str, Callable[[Weights], Model]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3moe": qwen3moe,
+    "qwen35": qwen35,
+    "qwen35moe": qwen35moe,
     "gemma3": gemma3,
 }
 

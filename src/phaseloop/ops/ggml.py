@@ -15,15 +15,17 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from .checks import check_spans, output_rows
+from .delta_states import MARKS_MAX, NO_SHIFT, Leg, States
 from .ggml_graph import TILE_ROWS, Built, GgmlOps, Group, MaskInput, Shape, node_count_max
 from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
 from .ggml_openmp import ggml
 from .ggml_regions import POSITION_STEP, CacheKind, Regions
 from .ggml_repack import Repacked
-from .interface import Dimensions, Network, Region, Rows, Snapshot, Span, Weight
+from .interface import BackendError, Dimensions, Network, Region, Rows, Snapshot, Span, Weight
 from .passes import Pass, cut
 from .reference import unpack
 
@@ -64,8 +66,12 @@ class GgmlBackend:
         attention: AttentionPath = "tiled",
         ubatch: int = UBATCH_ROWS,
         repack: bool = True,
+        marks_max: int = MARKS_MAX,
     ) -> None:
-        """`repack`: copy matrices for ggml's wider kernels where it has some and bits allow it."""
+        """`repack`: copy matrices for ggml's wider kernels where it has some and bits allow it.
+
+        `marks_max`: how many marked recurrent states a region keeps.
+        """
         self._network = network
         self._dimensions = dimensions
         self._capacity = capacity
@@ -74,7 +80,11 @@ class GgmlBackend:
             self._attention = "rows"
         self._regions = Regions(dimensions, cache, count=region_count, capacity=capacity)
         self._cpu = Cpu(threads)
-        layers = len(dimensions.ropes)
+        shape = dimensions.recurrence
+        self._states = shape and States(
+            shape, np.float32, region_count=region_count, marks_max=marks_max
+        )
+        layers = len(dimensions.ropes) + (shape.layer_count if shape else 0)
         self._tensors = Tensors(len(weights) + 2 * layers)
         self._weights = {name: self._tensors.add(weight) for name, weight in weights.items()}
         self._repacked = Repacked(
@@ -84,6 +94,7 @@ class GgmlBackend:
             (self._plane(keys.offset, keys.width), self._plane(values.offset, values.width))
             for keys, values in self._regions.planes
         ]
+        self._state_planes = self._placed_states()
         names = {rope.factors for rope in dimensions.ropes if rope.factors is not None}
         self._factors = {name: unpack(weights[name]) for name in names}
         self._expert_count = max(
@@ -115,13 +126,25 @@ class GgmlBackend:
         """What repacked copies take beside the weights."""
         return self._repacked.size_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        return 0 if self._states is None else self._states.state_bytes
+
+    def positions(self, region: Region) -> tuple[int, ...] | None:
+        return None if self._states is None else self._states.positions(region)
+
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._regions.count, self._capacity)
         ends = list(itertools.accumulate(span.outputs for span in spans))
         found = np.empty((ends[-1], self._dimensions.vocabulary), np.float32)
         places = [end - span.outputs for end, span in zip(ends, spans, strict=True)]
+        legs = {} if self._states is None else self._states.begin(spans)
         for one in cut(spans, self._rows_max, apart=self._attention == "tiled"):
-            self._run(one, found, places)
+            self._run(one, found, places, legs)
+            if self._states is not None:
+                self._states.passed(legs, one.pieces)
+        if self._states is not None:
+            self._states.commit(legs)
         return found
 
     def abort(self) -> None:
@@ -132,17 +155,28 @@ class GgmlBackend:
 
     def truncate(self, region: Region, length: int) -> None:
         self._regions.truncate(region, length)
+        if self._states is not None:
+            self._states.truncate(region, length)
 
     def copy(self, source: Region, target: Region, length: int) -> None:
         self._regions.copy(source, target, length)
+        if self._states is not None:
+            self._states.restore(target, self._states.save(source, length), length)
 
     def save(self, region: Region, length: int) -> Snapshot:
-        return self._regions.save(region, length)
+        snapshot = self._regions.save(region, length)
+        if self._states is None:
+            return snapshot
+        return replace(snapshot, states=self._states.save(region, length))
 
     def restore(self, region: Region, snapshot: Snapshot) -> None:
         self._regions.restore(region, snapshot)
+        if self._states is not None:
+            self._states.restore(region, snapshot.states or (), snapshot.length)
 
     def shift(self, region: Region, start: int, count: int, length: int) -> None:
+        if self._states is not None:
+            raise BackendError(NO_SHIFT)
         self._regions.shift(region, start, count, length, self._factors)
 
     def close(self) -> None:
@@ -156,13 +190,17 @@ class GgmlBackend:
 
     # --- one pass ---------------------------------------------------------------------------------
 
-    def _run(self, one: Pass, found: Rows, places: list[int]) -> None:
+    def _run(self, one: Pass, found: Rows, places: list[int], legs: Mapping[Region, Leg]) -> None:
         """Compute a pass; its lanes' logits go to `places` in `found`, which move on by them."""
         pieces = one.pieces
         shape = self._shape_of(pieces)
         graph = self._graph_for(shape)
         try:
             fill_inputs(graph.built, shape, pieces, self._regions.capacity)
+            if graph.built.states is not None:
+                graph.built.states.fill(
+                    [(legs[piece.region].read, legs[piece.region].write) for piece in pieces]
+                )
             self._cpu.compute(graph.built.graph, row_by_row=shape.row_by_row)
             row = 0
             for lane, piece in zip(one.lanes, pieces, strict=True):
@@ -215,7 +253,7 @@ class GgmlBackend:
         return graph
 
     def _build(self, shape: Shape) -> Graph:
-        nodes = node_count_max(len(self._planes), shape, self._expert_count)
+        nodes = node_count_max(self._dimensions, shape, self._expert_count)
         space = nodes * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
         context = new_context(space)
         graph = ggml.ggml_new_graph_custom(context, nodes, False)
@@ -225,6 +263,7 @@ class GgmlBackend:
             self._weights,
             self._repacked.matrices,
             self._planes,
+            self._state_planes,
             self._regions,
             self._dimensions,
             shape,
@@ -242,6 +281,22 @@ class GgmlBackend:
         memory = self._regions.memory[offset:]
         kind = CACHE_TYPES[self._regions.kind]
         return self._tensors.place(kind, shape, memory, "KV regions")
+
+    def _placed_states(self) -> list[tuple[ggml.ggml_tensor_p, ggml.ggml_tensor_p]]:
+        if self._states is None:
+            return []
+        return [
+            (self._state_plane(matrices, 2), self._state_plane(histories, 1))
+            for matrices, histories in zip(
+                self._states.matrices, self._states.histories, strict=True
+            )
+        ]
+
+    def _state_plane(self, plane: NDArray[np.float32], leading: int) -> ggml.ggml_tensor_p:
+        """Its first `leading` axes are rows, the others a row's values."""
+        rows = plane.reshape(int(np.prod(plane.shape[:leading])), -1)
+        memory = rows.reshape(-1).view(np.uint8)
+        return self._tensors.place(ggml.GGML_TYPE_F32, rows.shape, memory, "recurrent states")
 
     def _unstable_kinds(self, weights: Mapping[str, Weight]) -> tuple[str, ...]:
         """Types of matrices whose rows depend on their neighbours: with them, P3 does not hold."""

@@ -6,18 +6,20 @@ model, the checked weights and the `Shape` of the batch.
 """
 
 import ctypes
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from .ggml_delta import NODES_PER_RUN, DeltaGraph, StateInputs
 from .ggml_library import array_at
 from .ggml_openmp import ggml
 from .ggml_regions import Regions
 from .ggml_repack import FOURS, Matrix, block_sums, product
-from .interface import Activation, Attention, Dimensions, Experts, Rope
+from .interface import Activation, Attention, DeltaNet, Dimensions, Experts, Rope
 
 Node: TypeAlias = ggml.ggml_tensor_p
 INT32, INT64, UINT16, FLOAT32 = (
@@ -57,6 +59,10 @@ class Shape(Struct, frozen=True):
     tile: bool  # fill up query rows, so that attention always takes the tiled path
     row_by_row: bool  # attention takes each row by itself
 
+    @property
+    def lane_rows(self) -> list[int]:
+        return [group.rows for group in self.groups for _ in range(group.lanes)]
+
 
 class MaskInput(Struct, frozen=True):
     group: int
@@ -73,6 +79,7 @@ class Built(Struct, frozen=True):
     cells: NDArray[np.int64]
     outputs: NDArray[np.int32] | None
     masks: tuple[MaskInput, ...]
+    states: StateInputs | None
     logits: NDArray[np.float32]
 
 
@@ -86,6 +93,7 @@ class GgmlOps:
         weights: Mapping[str, Node],
         repacked: Mapping[str, Matrix],
         planes: list[tuple[Node, Node]],
+        state_planes: list[tuple[Node, Node]],
         regions: Regions,
         dimensions: Dimensions,
         shape: Shape,
@@ -109,6 +117,10 @@ class GgmlOps:
         self._cells = self._input(ggml.GGML_TYPE_I64, rows)
         all_rows = shape.output_count == rows
         self._outputs = None if all_rows else self._input(ggml.GGML_TYPE_I32, shape.output_count)
+        recurrence = dimensions.recurrence
+        self._delta = recurrence and DeltaGraph(
+            context, graph, weights, state_planes, recurrence, shape.lane_rows
+        )
 
     def embed(self, weight: str) -> Node:
         return ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
@@ -128,6 +140,8 @@ class GgmlOps:
 
     def heads(self, x: Node, count: int) -> Node:
         width, rows = x.contents.ne[0], x.contents.ne[1]
+        if not ggml.ggml_is_contiguous(x):
+            x = ggml.ggml_cont(self._c, x)
         return ggml.ggml_reshape_3d(self._c, x, width // count, count, rows)
 
     def rope(self, x: Node, rope: Rope) -> Node:
@@ -159,6 +173,26 @@ class GgmlOps:
         assert attended is not None, "a batch has lanes"
         return attended
 
+    def delta_net(self, layer: int, mixed: Node, step: Node, rate: Node, spec: DeltaNet) -> Node:
+        assert self._delta is not None, "the model's dimensions tell of its delta nets"
+        return self._delta.net(layer, mixed, step, rate, spec)
+
+    def split(self, x: Node, sizes: Sequence[int]) -> tuple[Node, ...]:
+        (_, rows, planes, _), (_, row_bytes, plane_bytes, _) = x.contents.ne, x.contents.nb
+        starts = [0, *itertools.accumulate(sizes)]
+        return tuple(
+            ggml.ggml_view_3d(
+                self._c, x, size, rows, planes, row_bytes, plane_bytes, start * FLOAT32.itemsize
+            )
+            for size, start in zip(sizes, starts, strict=False)
+        )
+
+    def flat(self, x: Node) -> Node:
+        width, heads, rows = x.contents.ne[0], x.contents.ne[1], x.contents.ne[2]
+        if not ggml.ggml_is_contiguous(x):
+            return ggml.ggml_cont_2d(self._c, x, width * heads, rows)
+        return ggml.ggml_reshape_2d(self._c, x, width * heads, rows)
+
     def add(self, x: Node, y: Node) -> Node:
         return ggml.ggml_add(self._c, x, y)
 
@@ -171,6 +205,8 @@ class GgmlOps:
     def gated(self, gate: Node, up: Node, activation: Activation) -> Node:
         if activation == "silu":
             return ggml.ggml_swiglu_split(self._c, gate, up)
+        if activation == "sigmoid":
+            return ggml.ggml_mul(self._c, up, ggml.ggml_sigmoid(self._c, gate))
         return ggml.ggml_geglu_split(self._c, gate, up)
 
     def experts(self, x: Node, spec: Experts) -> Node:
@@ -187,7 +223,11 @@ class GgmlOps:
             share = ggml.ggml_reshape_3d(c, flat, 1, used, rows)
         x = ggml.ggml_reshape_3d(c, x, width, 1, rows)
         gate = ggml.ggml_mul_mat_id(c, w[spec.gate], x, chosen)
-        up = ggml.ggml_mul_mat_id(c, w[spec.up], x, chosen)
+        if spec.up is None:
+            half = gate.contents.ne[0] // 2
+            gate, up = self.split(gate, (half, half))
+        else:
+            up = ggml.ggml_mul_mat_id(c, w[spec.up], x, chosen)
         hidden = self.gated(gate, up, spec.activation)
         parts = ggml.ggml_mul(c, ggml.ggml_mul_mat_id(c, w[spec.down], hidden, chosen), share)
         step, stride = parts.contents.nb[1], parts.contents.nb[2]
@@ -219,6 +259,7 @@ class GgmlOps:
             cells=array_at(self._cells, INT64),
             outputs=outputs,
             masks=masks,
+            states=self._delta and self._delta.inputs(),
             logits=array_at(logits, FLOAT32).reshape(-1, self._dimensions.vocabulary),
         )
 
@@ -325,6 +366,11 @@ class GgmlOps:
         return mask
 
 
-def node_count_max(layer_count: int, shape: Shape, expert_count: int) -> int:
+def node_count_max(dimensions: Dimensions, shape: Shape, expert_count: int) -> int:
     groups = len(shape.groups) * VIEW_NODES_PER_ATTENTION
-    return 64 + layer_count * (NODES_PER_LAYER + groups + 4 * expert_count)
+    attending = len(dimensions.ropes) * (NODES_PER_LAYER + groups + 4 * expert_count)
+    if dimensions.recurrence is None:
+        return 64 + attending
+    runs = len(shape.groups) * NODES_PER_RUN
+    layer_nodes = NODES_PER_LAYER + runs + 4 * expert_count
+    return 64 + attending + dimensions.recurrence.layer_count * layer_nodes

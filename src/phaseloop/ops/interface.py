@@ -10,6 +10,10 @@ Arrays are row-major, the last axis is contiguous: `[T, H, DK]` is T rows of H h
 
 KV regions.  A region holds the keys and values of one sequence in position order, from position 0.
 Every region has the same capacity, and where a position lies in its region depends on nothing else.
+
+Recurrent states.  Where a model has gated delta nets, a sequence also has a state that is the sum of
+all its tokens: it cannot be cut.  A region keeps the state of its last row, that of the row before
+its last pass, and those that a pass was told to mark; it can only go back to one of these.
 """
 
 from collections.abc import Sequence
@@ -22,7 +26,7 @@ from numpy.typing import NDArray
 Tensor = TypeVar("Tensor")
 Region: TypeAlias = int
 Rows: TypeAlias = NDArray[np.float32]
-Activation: TypeAlias = Literal["silu", "gelu"]
+Activation: TypeAlias = Literal["silu", "gelu", "sigmoid"]
 
 
 class BackendError(Exception):
@@ -83,25 +87,58 @@ class Experts(Struct, frozen=True):
 
     router [E, D]; gate and up [E, F, D]; down [E, D, F].  The `used` experts of highest probability
     (softmax over all E) are summed by their probabilities, which `normalise` makes sum to one.
+    Without `up`, gate is [E, 2 F, D], an expert's gate before its up.
     """
 
     router: str
     gate: str
-    up: str
+    up: str | None
     down: str
     used: int
     normalise: bool
     activation: Activation = "silu"
 
 
-class Dimensions(Struct, frozen=True):
-    """What a backend must know to lay out KV regions, to turn keys, and to check a batch."""
+class DeltaNet(Struct, frozen=True):
+    """A gated delta net's weights, all F32.
 
-    ropes: tuple[Rope, ...]  # one per layer: how its keys are turned
+    convolution [C, K], whose last column meets the row itself; decay [HV], negative.  `epsilon` is
+    added to the squared lengths of queries and keys.
+    """
+
+    convolution: str
+    decay: str
+    epsilon: float
+
+
+class Recurrence(Struct, frozen=True):
+    """The sizes of a model's gated delta nets, of which it has `layer_count`.
+
+    HK key heads and HV value heads, all of width S; value head h reads key head h % HK.  A
+    convolution over K rows mixes C channels: the queries', the keys' and the values'.  A sequence's
+    state has per layer a matrix [S, S] per value head and the last K - 1 rows of the channels.
+    """
+
+    layer_count: int
+    key_heads: int
+    value_heads: int
+    width: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        return (2 * self.key_heads + self.value_heads) * self.width
+
+
+class Dimensions(Struct, frozen=True):
+    """What a backend must know to lay out what sequences hold, to turn keys, to check a batch."""
+
+    ropes: tuple[Rope, ...]  # one per layer that attends: how its keys are turned
     kv_head_count: int
     key_length: int
     value_length: int
     vocabulary: int
+    recurrence: Recurrence | None = None
 
 
 class Span(Struct, frozen=True):
@@ -110,6 +147,9 @@ class Span(Struct, frozen=True):
     `outputs` is how many of its last rows' logits are wanted.  `generated` rows may be computed by
     other means than those of a prompt, but always by the same: so the bits of a row depend on its
     sequence's tokens up to it, on which of them were generated, and on nothing else.
+
+    `marks` are positions after `start`, up to the span's end, ascending, whose recurrent states the
+    region shall keep; a model without such states ignores them.
     """
 
     region: Region
@@ -117,6 +157,7 @@ class Span(Struct, frozen=True):
     tokens: Sequence[int]
     outputs: int
     generated: bool
+    marks: tuple[int, ...] = ()
 
 
 class Ops(Protocol[Tensor]):
@@ -150,6 +191,29 @@ class Ops(Protocol[Tensor]):
         """
         ...
 
+    def delta_net(
+        self, layer: int, mixed: Tensor, step: Tensor, rate: Tensor, spec: DeltaNet
+    ) -> Tensor:
+        """mixed [T, C], step [T, HV], rate [T, HV] -> [T, HV, S].
+
+        A lane's rows in order, from its region's state of that layer, which it leaves behind:
+
+            q, k, v = silu(convolution(mixed)), the heads of each after one another
+            q, k    to length 1, and q by 1 / sqrt(S)
+            state   = exp(softplus(step) * decay) * state
+            state  += outer(sigmoid(rate) * (v - state . k), k)
+            row     = state . q
+        """
+        ...
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """Cut the last axis into parts of these sizes, whose sum it is."""
+        ...
+
+    def flat(self, x: Tensor) -> Tensor:
+        """[T, H, DK] -> [T, H * DK]."""
+        ...
+
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
 
     def scale(self, x: Tensor, factor: float) -> Tensor: ...
@@ -159,7 +223,7 @@ class Ops(Protocol[Tensor]):
         ...
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up; gelu is the tanh approximation."""
+        """activation(gate) * up; gelu is the tanh approximation.  gate may have one column."""
         ...
 
     def experts(self, x: Tensor, spec: Experts) -> Tensor:
@@ -177,22 +241,44 @@ class Network(Protocol):
         ...
 
 
-class Snapshot(Struct, frozen=True):
-    """The first `length` positions of a region, outside it.  Immutable; any region may take it.
+class State(Struct, frozen=True):
+    """A sequence's recurrent state after `position` tokens.  Immutable, so it can be shared."""
 
-    The first axis of each part is the position.
-    """
-
-    length: int
+    position: int
     parts: tuple[NDArray[np.uint8], ...]
 
     @property
     def size_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+
+class Snapshot(Struct, frozen=True):
+    """The first `length` positions of a region, outside it.  Immutable; any region may take it.
+
+    The first axis of each part is the position.  `states` are those marked, None where the model
+    has none; without the state of its last position a snapshot only serves in part.
+    """
+
+    length: int
+    parts: tuple[NDArray[np.uint8], ...]
+    states: tuple[State, ...] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        kept = sum(state.size_bytes for state in self.states or ())
+        return kept + sum(part.nbytes for part in self.parts)
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """As Backend.positions."""
+        return None if self.states is None else tuple(state.position for state in self.states)
+
     def first(self, length: int) -> "Snapshot":
         """Its first `length` positions, in the same memory."""
-        return Snapshot(length, tuple(part[:length] for part in self.parts))
+        states = self.states
+        if states is not None:
+            states = tuple(state for state in states if state.position <= length)
+        return Snapshot(length, tuple(part[:length] for part in self.parts), states)
 
 
 class Backend(Protocol):
@@ -208,10 +294,23 @@ class Backend(Protocol):
         """What one position of one sequence takes in a region or a snapshot."""
         ...
 
+    @property
+    def state_bytes(self) -> int:
+        """What one recurrent state takes; 0 where the model has none."""
+        ...
+
+    def positions(self, region: Region) -> tuple[int, ...] | None:
+        """Lengths, ascending, besides 0, to which a region can be cut and go on; None: to any.
+
+        From any thread.
+        """
+        ...
+
     def forward(self, spans: Sequence[Span]) -> Rows:
         """Run the lanes; their regions are distinct.  -> [O, V] logits in lane order, a copy.
 
-        Raises BackendError before anything is computed, Aborted meanwhile.
+        Raises BackendError before anything is computed, Aborted meanwhile; recurrent states then
+        are what they were.
         """
         ...
 
@@ -227,14 +326,19 @@ class Backend(Protocol):
         """Forget the positions from `length` on and give back their memory."""
         ...
 
-    def copy(self, source: Region, target: Region, length: int) -> None: ...
+    def copy(self, source: Region, target: Region, length: int) -> None:
+        """The first `length` positions, and the states among them; `target` must be empty."""
+        ...
 
     def save(self, region: Region, length: int) -> Snapshot: ...
 
     def restore(self, region: Region, snapshot: Snapshot) -> None: ...
 
     def shift(self, region: Region, start: int, count: int, length: int) -> None:
-        """Drop [start, start + count) of `length` positions; later keys turn back by `count`."""
+        """Drop [start, start + count) of `length` positions; later keys turn back by `count`.
+
+        Raises BackendError for a model with recurrent states, from which nothing can be dropped.
+        """
         ...
 
     def close(self) -> None: ...

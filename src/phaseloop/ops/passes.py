@@ -1,4 +1,7 @@
-"""Cuts the lanes of a round into passes, each at most a ubatch of rows."""
+"""Cuts the lanes of a round into passes, each at most a ubatch of rows.
+
+A pass leaves one recurrent state per lane; so where one is marked inside a lane, its pass ends.
+"""
 
 from collections.abc import Sequence
 
@@ -36,16 +39,22 @@ def fill(numbered: Sequence[tuple[int, Span]], rows_max: int) -> list[Pass]:
     for lane, span in numbered:
         taken, count = 0, len(span.tokens)
         while taken < count:
-            size = min(room, count - taken)
+            size = min(room, next_mark(span, taken) - taken)
             pieces.append(piece(span, taken, taken + size))
             lanes.append(lane)
             taken, room = taken + size, room - size
-            if room == 0:
+            if room == 0 or taken < count:
                 passes.append(Pass(tuple(pieces), tuple(lanes)))
                 pieces, lanes, room = [], [], rows_max
     if pieces:
         passes.append(Pass(tuple(pieces), tuple(lanes)))
     return passes
+
+
+def next_mark(span: Span, taken: int) -> int:
+    """How many rows the span has up to its first mark after `taken` of them, or in all."""
+    later = (mark - span.start for mark in span.marks if mark > span.start + taken)
+    return min(len(span.tokens), next(later, len(span.tokens)))
 
 
 def piece(span: Span, start: int, stop: int) -> Span:
@@ -58,4 +67,5 @@ def piece(span: Span, start: int, stop: int) -> Span:
         tokens=span.tokens[start:stop],
         outputs=max(0, stop - max(start, count - span.outputs)),
         generated=span.generated,
+        marks=span.marks,
     )

@@ -12,10 +12,13 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .checks import check_spans, output_rows
+from .delta_states import NO_SHIFT, Leg, States
 from .interface import (
     Aborted,
     Activation,
     Attention,
+    BackendError,
+    DeltaNet,
     Dimensions,
     Experts,
     Network,
@@ -26,6 +29,7 @@ from .interface import (
     Span,
     Weight,
 )
+from .passes import cut
 from .rope import angles, magnitude, turn
 
 Doubles = NDArray[np.float64]
@@ -59,7 +63,16 @@ class ReferenceBackend:
         heads, layers = dimensions.kv_head_count, len(dimensions.ropes)
         self._keys = np.zeros((layers, region_count, capacity, heads, dimensions.key_length))
         self._values = np.zeros((layers, region_count, capacity, heads, dimensions.value_length))
+        shape = dimensions.recurrence
+        self._states = shape and States(shape, np.float64, region_count=region_count)
         self._is_aborted = False
+
+    @property
+    def state_bytes(self) -> int:
+        return 0 if self._states is None else self._states.state_bytes
+
+    def positions(self, region: Region) -> tuple[int, ...] | None:
+        return None if self._states is None else self._states.positions(region)
 
     @property
     def position_bytes(self) -> int:
@@ -67,11 +80,23 @@ class ReferenceBackend:
 
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._region_count, self._capacity)
-        ops = ReferenceOps(self._weights, self._keys, self._values, spans)
-        logits = self._network(ops)
+        legs = {} if self._states is None else self._states.begin(spans)
+        found: list[Doubles] = []
+        for span in spans:
+            for one in cut([span], len(span.tokens), apart=False):
+                found.append(self._run(one.pieces, legs))
         if self._is_aborted:
             raise Aborted
-        return logits[: sum(span.outputs for span in spans)].astype(np.float32)
+        if self._states is not None:
+            self._states.commit(legs)
+        return np.concatenate(found).astype(np.float32)
+
+    def _run(self, pieces: Sequence[Span], legs: dict[Region, Leg]) -> Doubles:
+        ops = ReferenceOps(self._weights, self._keys, self._values, pieces, self._states, legs)
+        logits = self._network(ops)
+        if self._states is not None:
+            self._states.passed(legs, pieces)
+        return logits[: sum(piece.outputs for piece in pieces)]
 
     def abort(self) -> None:
         self._is_aborted = True
@@ -82,19 +107,26 @@ class ReferenceBackend:
     def truncate(self, region: Region, length: int) -> None:
         self._keys[:, region, length:] = 0
         self._values[:, region, length:] = 0
+        if self._states is not None:
+            self._states.truncate(region, length)
 
     def copy(self, source: Region, target: Region, length: int) -> None:
         self.restore(target, self.save(source, length))
 
     def save(self, region: Region, length: int) -> Snapshot:
         parts = [plane[region, :length] for plane in (*self._keys, *self._values)]
-        return Snapshot(length, tuple(part.copy().view(np.uint8) for part in parts))
+        states = None if self._states is None else self._states.save(region, length)
+        return Snapshot(length, tuple(part.copy().view(np.uint8) for part in parts), states)
 
     def restore(self, region: Region, snapshot: Snapshot) -> None:
         for plane, part in zip((*self._keys, *self._values), snapshot.parts, strict=True):
             plane[region, : snapshot.length] = part.view(np.float64)
+        if self._states is not None:
+            self._states.restore(region, snapshot.states or (), snapshot.length)
 
     def shift(self, region: Region, start: int, count: int, length: int) -> None:
+        if self._states is not None:
+            raise BackendError(NO_SHIFT)
         moved = slice(start + count, length)
         for layer, rope in enumerate(self._dimensions.ropes):
             factors = self._weights[rope.factors] if rope.factors else None
@@ -118,7 +150,11 @@ class ReferenceOps:
         keys: Doubles,
         values: Doubles,
         spans: Sequence[Span],
+        states: States | None,
+        legs: Mapping[Region, Leg],
     ) -> None:
+        self._states = states
+        self._legs = legs
         self._weights = weights
         self._keys = keys
         self._values = values
@@ -132,7 +168,8 @@ class ReferenceOps:
         return self._weights[weight][self._tokens]
 
     def linear(self, weight: str, x: Doubles, bias: str | None = None) -> Doubles:
-        product = x @ self._weights[weight].T
+        matrix = self._weights[weight]
+        product = x @ matrix.reshape(-1, matrix.shape[-1]).T
         return product if bias is None else product + self._weights[bias]
 
     def rms_norm(self, x: Doubles, weight: str, epsilon: float) -> Doubles:
@@ -159,6 +196,34 @@ class ReferenceOps:
                 row += 1
         return np.stack(attended)
 
+    def delta_net(
+        self, layer: int, mixed: Doubles, step: Doubles, rate: Doubles, spec: DeltaNet
+    ) -> Doubles:
+        assert self._states is not None, "the model's dimensions tell of its delta nets"
+        kernel, decay = self._weights[spec.convolution], self._weights[spec.decay]
+        shrink = np.exp(np.logaddexp(0.0, step) * decay)
+        share = 1 / (1 + np.exp(-rate))
+        matrices, histories = self._states.matrices[layer], self._states.histories[layer]
+        found: list[Doubles] = []
+        for span in self._spans:
+            leg = self._legs[span.region]
+            state, history = matrices[leg.read].copy(), histories[leg.read].copy()
+            for _ in span.tokens:
+                row = len(found)
+                window = np.concatenate((history, mixed[row][:, None]), axis=1)
+                convolved = activate((window * kernel).sum(axis=1), "silu")
+                state, output = recur(state, convolved, shrink[row], share[row], spec.epsilon)
+                found.append(output)
+                history = window[:, 1:]
+            matrices[leg.write], histories[leg.write] = state, history
+        return np.stack(found)
+
+    def split(self, x: Doubles, sizes: Sequence[int]) -> tuple[Doubles, ...]:
+        return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=-1))
+
+    def flat(self, x: Doubles) -> Doubles:
+        return x.reshape(x.shape[0], -1)
+
     def add(self, x: Doubles, y: Doubles) -> Doubles:
         return x + y
 
@@ -173,7 +238,11 @@ class ReferenceOps:
 
     def experts(self, x: Doubles, spec: Experts) -> Doubles:
         probabilities = softmax(x @ self._weights[spec.router].T)
-        gates, ups, downs = (self._weights[name] for name in (spec.gate, spec.up, spec.down))
+        gates, downs = self._weights[spec.gate], self._weights[spec.down]
+        if spec.up is None:
+            gates, ups = np.split(gates, 2, axis=1)
+        else:
+            ups = self._weights[spec.up]
         result = np.zeros_like(x)
         for row, probability in enumerate(probabilities):
             chosen = np.argsort(-probability, kind="stable")[: spec.used]
@@ -199,6 +268,25 @@ def attend_row(q: Doubles, keys: Doubles, values: Doubles, spec: Attention) -> D
     return np.einsum("hp,phd->hd", shares, np.repeat(values, group, axis=1)).reshape(-1)
 
 
+def recur(
+    state: Doubles, convolved: Doubles, shrink: Doubles, share: Doubles, epsilon: float
+) -> tuple[Doubles, Doubles]:
+    """One row of a delta net: state [HV, S, S] and the row's channels -> the next, [HV, S]."""
+    heads, width, _ = state.shape
+    channels = convolved.reshape(-1, width)
+    key_heads = (len(channels) - heads) // 2
+    q, k, v = np.split(channels, (key_heads, 2 * key_heads))
+    q, k = (np.tile(unit(part, epsilon), (heads // key_heads, 1)) for part in (q, k))
+    state = state * shrink[:, None, None]
+    missing = v - np.einsum("hvk,hk->hv", state, k)
+    state = state + np.einsum("hv,hk->hvk", share[:, None] * missing, k)
+    return state, np.einsum("hvk,hk->hv", state, q) / np.sqrt(width)
+
+
+def unit(x: Doubles, epsilon: float) -> Doubles:
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + epsilon)
+
+
 def softmax(x: Doubles) -> Doubles:
     raised = np.exp(x - x.max(axis=-1, keepdims=True))
     return raised / raised.sum(axis=-1, keepdims=True)
@@ -207,4 +295,6 @@ def softmax(x: Doubles) -> Doubles:
 def activate(x: Doubles, activation: Activation) -> Doubles:
     if activation == "silu":
         return x / (1 + np.exp(-x))
+    if activation == "sigmoid":
+        return 1 / (1 + np.exp(-x))
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
