@@ -114,6 +114,12 @@ DEVICE half2 fma2(half2 a, half2 b, half2 c) { return __hfma2(a, b, c); }
 DEVICE half mul(half a, half b) { return __hmul_rn(a, b); }
 DEVICE float exp_f32(float x) { return __expf(x); }
 DEVICE float rsqrt_f32(float x) { return rsqrtf(x); }
+// (a & mask) | b, in one LOP3.
+DEVICE u32 and_or(u32 a, u32 mask, u32 b) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(b));
+    return result;
+}
 DEVICE u32 f32_bits(float f) { return __float_as_uint(f); }
 DEVICE float f32_of(u32 bits) { return __uint_as_float(bits); }
 

@@ -6,7 +6,8 @@
 //   Type::fetch(planes, unit)           the unit's bits, by 16- and 4-byte loads -> Raw
 //   Type::codes(raw, strip, octet, c)   eight codes, exact small integers, as four half2
 //   Type::base(raw, unit, strip)        half2 (d, m): the block's scale and offset
-//   Type::steps(raw, unit, strip, octet)   sub-block scale and offset, 10 bits at bits 0 and 16
+//   Type::steps(raw, unit, strip, octet)   sub-block scale and offset, 10 bits at bits 0 and 16,
+//                                       the same for STEP_OCTETS octets
 //
 // and a weight is  scale * code + offset  with
 //   scale  = d * (step - STEP_BIAS)            or d where the type has no sub-blocks
@@ -34,24 +35,25 @@ DEVICE half2 unbias(u32 bits) {
     return fma2(half2_of(bits), half2_of(INVERSE * ONES), half2_of((BASE | 0x8000) * ONES));
 }
 
-// Eight 4-bit codes of a paired word, minus BIAS.  high(p, shift) gives pair p's upper bits, to be
-// or-ed above its nibbles, which are at bit `shift` and 16 over.
+// Eight 4-bit codes of a paired word, minus BIAS.  high(p, shift) is 1024 twice, with
+// pair p's upper bits above its nibbles, which are at bit `shift` and 16 over.
 template <int BIAS, class High>
 DEVICE void nibble_codes(u32 word, half2 (&codes)[4], High high) {
     const u32 upper = word >> 8;
-    codes[0] = unbias<0, BIAS>((word & 0x000f000f) | high(0, 0) | F16_1024_TWICE);
-    codes[1] = unbias<4, BIAS>((word & 0x00f000f0) | high(1, 4) | F16_1024_TWICE);
-    codes[2] = unbias<0, BIAS>((upper & 0x000f000f) | high(2, 0) | F16_1024_TWICE);
-    codes[3] = unbias<4, BIAS>((upper & 0x00f000f0) | high(3, 4) | F16_1024_TWICE);
+    codes[0] = unbias<0, BIAS>(and_or(word, 0x000f000f, high(0, 0)));
+    codes[1] = unbias<4, BIAS>(and_or(word, 0x00f000f0, high(1, 4)));
+    codes[2] = unbias<0, BIAS>(and_or(upper, 0x000f000f, high(2, 0)));
+    codes[3] = unbias<4, BIAS>(and_or(upper, 0x00f000f0, high(3, 4)));
 }
 template <int BIAS>
 DEVICE void nibble_codes(u32 word, half2 (&codes)[4]) {
-    nibble_codes<BIAS>(word, codes, [](int, int) { return 0u; });
+    nibble_codes<BIAS>(word, codes, [](int, int) { return F16_1024_TWICE; });
 }
 
-// Bits at `from` and 16 over, moved to `to` and 16 over.
-DEVICE u32 moved(u32 word, int from, int to, u32 mask) {
-    return (from < to ? word << (to - from) : word >> (from - to)) & (mask << to) * ONES;
+// 1024 twice, with a word's bits at `from` and 16 over moved to `to` and 16 over.
+DEVICE u32 with_bits(u32 word, int from, int to, u32 mask) {
+    const u32 shifted = from < to ? word << (to - from) : word >> (from - to);
+    return and_or(shifted, (mask << to) * ONES, F16_1024_TWICE);
 }
 
 // Eight 4-bit codes of a natural word, as bytes of a 16-entry table.
@@ -120,6 +122,7 @@ struct Legacy {
     static constexpr int WORDS = (CODE_BITS == 5) + HAS_OFFSET;
     static constexpr int STEP_BIAS = 0, CODE_BIAS = HAS_OFFSET ? 0 : CODE_BITS == 5 ? 16 : 8;
     static constexpr bool HAS_STEPS = false;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[2]; u32 high[2], scale[2]; };
 
     static DEVICE Raw fetch(const Planes<Legacy>& planes, int unit SITE) {
@@ -139,7 +142,7 @@ struct Legacy {
         if constexpr (CODE_BITS == 4) return nibble_codes<CODE_BIAS>(word, codes);
         const u32 high = raw.high[strip];
         nibble_codes<CODE_BIAS>(word, codes, [=](int p, int shift) {
-            return moved(high, 4 * octet + p, shift + 4, 1);
+            return with_bits(high, 4 * octet + p, shift + 4, 1);
         });
     }
     static DEVICE u32 base(const Raw& raw, int, int strip) {
@@ -155,6 +158,7 @@ using Q5_1 = Legacy<5, true>;
 struct Q8_0 {
     static constexpr int BLOCK = 32, UNIT = 32, WIDE = 2, WORDS = 0, SHARE = 2, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = false;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[2]; u32 scale; };
 
     static DEVICE Raw fetch(const Planes<Q8_0>& planes, int unit SITE) {
@@ -187,6 +191,7 @@ DEVICE void iq4_codes(u32 word, half2 (&codes)[4]) {
 struct IQ4_NL {
     static constexpr int BLOCK = 32, UNIT = 64, WIDE = 1, WORDS = 0, SHARE = 2, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = false;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[2]; u32 scale; };
 
     static DEVICE Raw fetch(const Planes<IQ4_NL>& planes, int unit SITE) {
@@ -210,6 +215,7 @@ struct IQ4_NL {
 struct MXFP4 {
     static constexpr int BLOCK = 32, UNIT = 64, WIDE = 1, WORDS = 0, SHARE = 1, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = false;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[2]; u32 exponents; };
 
     static DEVICE Raw fetch(const Planes<MXFP4>& planes, int unit SITE) {
@@ -236,6 +242,7 @@ struct MXFP4 {
 // Halves as they are: the weight is its code, and no scale is applied.
 struct F16 {
     static constexpr int BLOCK = 32, UNIT = 32, WIDE = 4, WORDS = 0, SHARE = 0;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[4]; };
 
     static DEVICE Raw fetch(const Planes<F16>& planes, int unit SITE) {
@@ -275,6 +282,7 @@ DEVICE u32 packed_steps(const uint4& header, int sub) {
 struct Q4_K {
     static constexpr int BLOCK = 256, UNIT = 64, WIDE = 9, WORDS = 0, SHARE = 0, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes[2], header; };
 
     static DEVICE Raw fetch(const Planes<Q4_K>& planes, int unit SITE) {
@@ -295,6 +303,7 @@ struct Q4_K {
 struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since registers are short
     static constexpr int BLOCK = 256, UNIT = 32, WIDE = 9, WORDS = 8, SHARE = 0, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes, header; u32 high; };
 
     static DEVICE Raw fetch(const Planes<Q5_K>& planes, int unit SITE) {
@@ -303,7 +312,7 @@ struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since regi
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         nibble_codes<0>(component(raw.codes, octet), codes, [&](int p, int shift) {
-            return moved(raw.high, 4 * octet + p, shift + 4, 1);
+            return with_bits(raw.high, 4 * octet + p, shift + 4, 1);
         });
     }
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
@@ -315,6 +324,7 @@ struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since regi
 struct Q6_K {
     static constexpr int BLOCK = 256, UNIT = 32, WIDE = 8, WORDS = 20, SHARE = 2, STEP_BIAS = 128;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 2;
     struct Raw { uint4 codes; u32 high[2], steps, scale; };
 
     static DEVICE Raw fetch(const Planes<Q6_K>& planes, int unit SITE) {
@@ -327,7 +337,7 @@ struct Q6_K {
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         const u32 high = raw.high[octet / 2];
         nibble_codes<32>(component(raw.codes, octet), codes, [=](int p, int shift) {
-            return moved(high, 2 * (octet % 2 * 4 + p), shift + 4, 3);
+            return with_bits(high, 2 * (octet % 2 * 4 + p), shift + 4, 3);
         });
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
@@ -342,15 +352,16 @@ struct Q6_K {
 template <int BIAS, class High>
 DEVICE void crumb_codes(u32 word, int octet, half2 (&codes)[4], High high) {
     const u32 crumbs = word >> 8 * (octet % 2);
-    codes[0] = unbias<0, BIAS>((crumbs & 0x00030003) | high(0, 0) | F16_1024_TWICE);
-    codes[1] = unbias<2, BIAS>((crumbs & 0x000c000c) | high(1, 2) | F16_1024_TWICE);
-    codes[2] = unbias<4, BIAS>((crumbs & 0x00300030) | high(2, 4) | F16_1024_TWICE);
-    codes[3] = unbias<6, BIAS>((crumbs & 0x00c000c0) | high(3, 6) | F16_1024_TWICE);
+    codes[0] = unbias<0, BIAS>(and_or(crumbs, 0x00030003, high(0, 0)));
+    codes[1] = unbias<2, BIAS>(and_or(crumbs, 0x000c000c, high(1, 2)));
+    codes[2] = unbias<4, BIAS>(and_or(crumbs, 0x00300030, high(2, 4)));
+    codes[3] = unbias<6, BIAS>(and_or(crumbs, 0x00c000c0, high(3, 6)));
 }
 
 struct Q2_K {
     static constexpr int BLOCK = 256, UNIT = 64, WIDE = 4, WORDS = 5, SHARE = 0, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 2;
     struct Raw { uint4 codes; u32 steps, scale; };
 
     static DEVICE Raw fetch(const Planes<Q2_K>& planes, int unit SITE) {
@@ -360,7 +371,7 @@ struct Q2_K {
     }
     static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
         crumb_codes<0>(component(raw.codes, 2 * strip + octet / 2), octet, codes,
-                       [](int, int) { return 0u; });
+                       [](int, int) { return F16_1024_TWICE; });
     }
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.scale ^ 0x80000000; }
     static DEVICE u32 steps(const Raw& raw, int, int strip, int octet) {
@@ -372,6 +383,7 @@ struct Q2_K {
 struct Q3_K {
     static constexpr int BLOCK = 256, UNIT = 64, WIDE = 4, WORDS = 11, SHARE = 2, STEP_BIAS = 32;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 2;
     struct Raw { uint4 codes; u32 high[2], steps, scale; };
 
     static DEVICE Raw fetch(const Planes<Q3_K>& planes, int unit SITE) {
@@ -386,7 +398,9 @@ struct Q3_K {
     static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
         const u32 high = raw.high[strip];
         crumb_codes<4>(component(raw.codes, 2 * strip + octet / 2), octet, codes,
-                       [=](int p, int shift) { return moved(high, 4 * octet + p, shift + 2, 1); });
+                       [=](int p, int shift) {
+                           return with_bits(high, 4 * octet + p, shift + 2, 1);
+                       });
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
         return raw.scale >> 16 * (unit / 4 & 1) & 0xffff;
@@ -399,6 +413,7 @@ struct Q3_K {
 struct IQ4_XS {
     static constexpr int BLOCK = 256, UNIT = 32, WIDE = 8, WORDS = 2, SHARE = 0, STEP_BIAS = 32;
     static constexpr bool HAS_STEPS = true;
+    static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes; u32 scale, lower; };
 
     static DEVICE Raw fetch(const Planes<IQ4_XS>& planes, int unit SITE) {
@@ -423,23 +438,34 @@ constexpr bool IS_SAME = false;
 template <class A>
 constexpr bool IS_SAME<A, A> = true;
 
+// Half2 (scale, offset) of an octet, which others of its sub-block share.
+template <class Type>
+DEVICE half2 scale_of(const typename Type::Raw& raw, int unit, int strip, int octet) {
+    if constexpr (IS_SAME<Type, F16>) {
+        return half2_of(0);
+    } else {
+        const half2 base = half2_of(Type::base(raw, unit, strip));
+        if constexpr (!Type::HAS_STEPS) return base;
+        const u32 steps = Type::steps(raw, unit, strip, octet);
+        constexpr u32 BASE = (F16_1024 + Type::STEP_BIAS) | F16_1024 << 16;
+        return mul2(sub2(half2_of(steps | F16_1024_TWICE), half2_of(BASE)), base);
+    }
+}
+
 // Eight adjacent weights of the lane's row as halves, ready to be an operand of mma_row_col.
 template <class Type>
-DEVICE void expand(const typename Type::Raw& raw, int unit, int strip, int octet, u32 (&pairs)[4]) {
+DEVICE void expand(const typename Type::Raw& raw, int strip, int octet, half2 scale,
+                   u32 (&pairs)[4]) {
     half2 codes[4];
     Type::codes(raw, strip, octet, codes);
-    if constexpr (IS_SAME<Type, F16>) {
-        for (int p = 0; p < 4; ++p) pairs[p] = bits_of(codes[p]);
-    } else {
-        half2 scale = half2_of(Type::base(raw, unit, strip));  // and the offset, in its upper half
-        if constexpr (Type::HAS_STEPS) {
-            const u32 steps = Type::steps(raw, unit, strip, octet);
-            constexpr u32 BASE = (F16_1024 + Type::STEP_BIAS) | F16_1024 << 16;
-            scale = mul2(sub2(half2_of(steps | F16_1024_TWICE), half2_of(BASE)), scale);
-        }
-        const half2 d = both(low_of(bits_of(scale))), m = both(high_of(bits_of(scale)));
-        for (int p = 0; p < 4; ++p) pairs[p] = bits_of(fma2(codes[p], d, m));
+    const half2 d = both(low_of(bits_of(scale))), m = both(high_of(bits_of(scale)));
+    for (int p = 0; p < 4; ++p) {
+        pairs[p] = bits_of(IS_SAME<Type, F16> ? codes[p] : fma2(codes[p], d, m));
     }
+}
+template <class Type>
+DEVICE void expand(const typename Type::Raw& raw, int unit, int strip, int octet, u32 (&pairs)[4]) {
+    expand<Type>(raw, strip, octet, scale_of<Type>(raw, unit, strip, octet), pairs);
 }
 
 // The same in f32: scale * code + offset, rounded once, scale and offset exact.

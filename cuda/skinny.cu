@@ -61,8 +61,12 @@ DEVICE int strips_of(int unit, int K) {  // a unit at K's end may be half a unit
     return Type::BLOCK == STRIP && STRIPS > 1 ? min(STRIPS, K / STRIP - unit * STRIPS) : STRIPS;
 }
 
+// Blocks that a multiprocessor should hold: 64 and 80 registers, and more for Q3_K's many parts.
 template <class Type, int TILES>
-KERNEL(K_WARPS * WARP, TILES == 1 ? 4 : 3)
+constexpr int RESIDENT = 5 - TILES - IS_SAME<Type, Q3_K>;
+
+template <class Type, int TILES>
+KERNEL(K_WARPS * WARP, (RESIDENT<Type, TILES>))
 skinny(const half* x, const uint4* weight, const float* bias, const float* residual, float* y,
        int M, int N, int K) {
     SHARED(float, partial, K_WARPS * TILES * ROWS * PITCH);
@@ -84,11 +88,14 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
 #pragma unroll
         for (int strip = 0; strip < Type::UNIT / STRIP; ++strip) {
             if (strip >= strips) break;
+            half2 scale;
 #pragma unroll
             for (int octet = 0; octet < STRIP / OCTET; ++octet) {
                 const int k = unit * Type::UNIT + strip * STRIP + octet * OCTET;
+                if (octet % Type::STEP_OCTETS == 0) scale = scale_of<Type>(raw, unit, strip, octet);
                 u32 b[4];
-                expand<Type>(raw, unit, strip, octet, b);
+                expand<Type>(raw, strip, octet, scale, b);
+                if constexpr (TILES > 1) sync_warp();  // what is loaded ahead fits the registers
                 for (int tile = 0; tile < TILES; ++tile) {
                     const half* from = x + (rows[tile] + k);
                     const uint4 a = load_constant(reinterpret_cast<const uint4*>(from));
@@ -172,11 +179,13 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
             }
             if (strip >= strips) continue;
             const uint4* staged = mine + number % 2 * STAGED;
+            half2 scale;
 #pragma unroll
             for (int octet = 0; octet < STRIP_OCTETS; ++octet) {
-                sync_warp();  // the compiler loads ahead up to here, not more than registers hold
+                if (octet % Type::STEP_OCTETS == 0) scale = scale_of<Type>(raw, unit, strip, octet);
                 u32 b[4];
-                expand<Type>(raw, unit, strip, octet, b);
+                expand<Type>(raw, strip, octet, scale, b);
+                sync_warp();  // what the compiler loads ahead fits the registers
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     const int m = tile * ROWS + fragment_row(lane);

@@ -182,6 +182,9 @@ inline half2 add2(half2 a, half2 b) { return {add(a.x, b.x), add(a.y, b.y)}; }
 inline half2 sub2(half2 a, half2 b) { return {sub(a.x, b.x), sub(a.y, b.y)}; }
 inline half2 mul2(half2 a, half2 b) { return {mul(a.x, b.x), mul(a.y, b.y)}; }
 inline half2 fma2(half2 a, half2 b, half2 c) { return {fma(a.x, b.x, c.x), fma(a.y, b.y, c.y)}; }
+inline std::uint32_t and_or(std::uint32_t a, std::uint32_t mask, std::uint32_t b) {
+    return (a & mask) | b;
+}
 inline float exp_f32(float x) { return std::exp(x); }
 inline float rsqrt_f32(float x) { return 1.0f / std::sqrt(x); }
 inline std::uint32_t f32_bits(float f) { return same_bits<std::uint32_t>(f); }
