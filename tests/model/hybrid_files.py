@@ -8,6 +8,25 @@ KEY_HEADS, VALUE_HEADS, STATE, KERNEL = 2, 6, 32, 4
 INNER = VALUE_HEADS * STATE
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * STATE
 SHARED_HIDDEN = 128
+SIZES: dict[str, object] = {
+    "context_length": 512,
+    "embedding_length": WIDTH,
+    "feed_forward_length": HIDDEN,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.key_length": HEAD_WIDTH,
+    "attention.value_length": HEAD_WIDTH,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 1e7,
+    "rope.dimension_count": 16,
+    "rope.dimension_sections": [3, 3, 2, 0],
+    "ssm.conv_kernel": KERNEL,
+    "ssm.inner_size": INNER,
+    "ssm.state_size": STATE,
+    "ssm.time_step_rank": VALUE_HEADS,
+    "ssm.group_count": KEY_HEADS,
+    "full_attention_interval": 4,
+}
 
 
 def hybrid_file(
@@ -27,26 +46,7 @@ def hybrid_file(
     `fused` joins the matrices that files may join; `draft` adds a block of multi-token prediction.
     """
     file = ModelFile("qwen35moe" if mixture else "qwen35", kind, seed)
-    file.metadata |= {
-        "context_length": 512,
-        "embedding_length": WIDTH,
-        "block_count": layers + draft,
-        "feed_forward_length": HIDDEN,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_WIDTH,
-        "attention.value_length": HEAD_WIDTH,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 1e7,
-        "rope.dimension_count": 16,
-        "rope.dimension_sections": [3, 3, 2, 0],
-        "ssm.conv_kernel": KERNEL,
-        "ssm.inner_size": INNER,
-        "ssm.state_size": STATE,
-        "ssm.time_step_rank": VALUE_HEADS,
-        "ssm.group_count": KEY_HEADS,
-        "full_attention_interval": 4,
-    }
+    file.metadata |= SIZES | {"block_count": layers + draft}
     if mixture:
         file.metadata |= {
             "expert_count": EXPERTS,

@@ -41,7 +41,7 @@ def hybrid(name, kind="F32"):
 
 
 def test_the_recurrence_is_the_solution_of_its_equations():
-    """state = sum of decayed u k^T, where u_t + b_t sum over s < t of g_ts (k_t k_s) u_s = b_t v_t."""
+    """A state is a sum of decayed u k^T, with u_t + b_t sum_{s<t} g_ts (k_t k_s) u_s = b_t v_t."""
     random = np.random.default_rng(2)
     rows, width = 40, 8
     convolved = random.standard_normal((rows, 3 * width))

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class GatedAttention(Struct, frozen=True):
-    """`layer.query` maps to queries and gates; `fused`, if there is one, to keys and values, too."""
+    """`layer.query` maps to queries and gates; `fused`, where there is one, to all there are."""
 
     layer: AttentionLayer
     width: int  # of a head

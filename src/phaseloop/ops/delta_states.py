@@ -120,7 +120,7 @@ class States:
     # --- whole sequences --------------------------------------------------------------------------
 
     def truncate(self, region: Region, length: int) -> None:
-        """Back to `length` tokens, where the region has a state there; else only to earlier ones."""
+        """Back to `length` tokens, if the region has a state there; else only to earlier ones."""
         course = self._courses[region]
         if course.position is not None and course.position <= length:
             return

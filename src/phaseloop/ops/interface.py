@@ -11,9 +11,9 @@ Arrays are row-major, the last axis is contiguous: `[T, H, DK]` is T rows of H h
 KV regions.  A region holds the keys and values of one sequence in position order, from position 0.
 Every region has the same capacity, and where a position lies in its region depends on nothing else.
 
-Recurrent states.  Where a model has gated delta nets, a sequence also has a state that is the sum of
-all its tokens: it cannot be cut.  A region keeps the state of its last row, that of the row before
-its last pass, and those that a pass was told to mark; it can only go back to one of these.
+Recurrent states.  Where a model has gated delta nets, a sequence also has a state that all its
+tokens went into: it cannot be cut.  A region keeps the state after its last row, the one before its
+last pass, and those that passes were told to mark; it can only go back to one of these.
 """
 
 from collections.abc import Sequence

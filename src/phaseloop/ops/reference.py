@@ -81,10 +81,8 @@ class ReferenceBackend:
     def forward(self, spans: Sequence[Span]) -> Rows:
         check_spans(spans, self._dimensions, self._region_count, self._capacity)
         legs = {} if self._states is None else self._states.begin(spans)
-        found: list[Doubles] = []
-        for span in spans:
-            for one in cut([span], len(span.tokens), apart=False):
-                found.append(self._run(one.pieces, legs))
+        passes = [one for span in spans for one in cut([span], len(span.tokens), apart=False)]
+        found = [self._run(one.pieces, legs) for one in passes]
         if self._is_aborted:
             raise Aborted
         if self._states is not None:
