@@ -54,12 +54,14 @@ class Recorder(ChainSampler):
     def __init__(self):
         super().__init__()
         self.rows = {}
+        self.positions = []
         self.fails = False
 
     def sample(self, logits, draws):
         if self.fails:
             raise ValueError("a sampler that fails")
         for row, draw in zip(logits, draws, strict=True):
+            self.positions.append(draw.position)
             self.rows.setdefault((draw.request_id, draw.choice), []).append(row.tobytes())
         return super().sample(logits, draws)
 
@@ -319,6 +321,21 @@ def test_a_shift_turns_keys_to_their_new_positions(path):
     assert np.abs(unturned.astype(np.float32) - afresh[10:20].astype(np.float32)).max() > 0.2
     tokens = launch(engine, "sample", Lane(0, 1, 0, 100, 0, 1))
     assert tokens.results == (Produced(1),)
+
+
+def test_no_two_draws_of_an_answer_have_one_position(path):
+    """Their random numbers would be the same: a shift makes the sequence shorter, not younger."""
+    engine, sampler = begun(path)
+    launch(engine, "sample", Lane(0, 1, 0, 150, 0, 1))
+    launch(engine, "decode", Lane(0, 1, 0, 150, 1, 1))
+    launch(engine, "shift", Lane(0, 1, 0, 10, 50, 0), reason="context_full")
+    launch(engine, "decode", Lane(0, 1, 0, 101, 1, 1))
+    launch(engine, "save", Lane(0, 1, 0, 0, 102, 0), reason="free_memory")
+    engine.release(0, 0, 1)
+    seat(engine, 1, 1, PROMPTS[1], reason="resume")
+    launch(engine, "restore", Lane(1, 1, 0, 0, 102, 0), reason="resume_saved")
+    launch(engine, "decode", Lane(1, 1, 0, 102, 1, 1))
+    assert sampler.positions == [150, 151, 152, 153]
 
 
 def test_rounds_the_slots_cannot_serve_fail_their_lane_only(path):

@@ -261,7 +261,7 @@ class ModelEngine:
         slots = [self._slots[lane.slot] for lane in lanes]
         logits = stacked([slot.logits for slot in slots])
         draws = [
-            Draw(lane.request_id, lane.choice, slot.seed, slot.length, slot.tokens, slot.sampling)
+            Draw(lane.request_id, lane.choice, slot.seed, slot.position, slot.tokens, slot.sampling)
             for lane, slot in zip(lanes, slots, strict=True)
         ]
         return [

@@ -25,6 +25,7 @@ class Saved(Struct, frozen=True):
     content: Content
     tokens: tuple[int, ...]
     cold: int
+    dropped: int
     pending: int | None
     logits: Logits | None
     cells: Snapshot
@@ -64,6 +65,7 @@ class Slot:
         self.tokens: list[int] = []
         self.cold = 0  # leading tokens whose state has the bits of a prompt computed afresh
         self.kept: Ids = NO_IDS
+        self.dropped = 0  # tokens that context shifts took out of this sequence
         self.source: Source | None = None
         self.pending: int | None = None
         self.logits: Logits | None = None
@@ -84,6 +86,14 @@ class Slot:
     def length(self) -> int:
         return len(self.tokens)
 
+    @property
+    def position(self) -> int:
+        """Of the next token in its text.  It never goes back, unlike the length (context shift).
+
+        So no two draws of an answer get the same random numbers.
+        """
+        return self.dropped + len(self.tokens)
+
     def seat(
         self, request_id: RequestId, choice: int, content: Content, keep: int, source: Source | None
     ) -> None:
@@ -91,6 +101,7 @@ class Slot:
         self.truncate(keep)
         self.request_id, self.choice, self.content = request_id, choice, content
         self.source = source
+        self.dropped = 0
         self.pending = self.logits = None
 
     def truncate(self, length: int) -> None:
@@ -144,6 +155,7 @@ class Slot:
             self.content,
             tuple(self.tokens),
             self.cold,
+            self.dropped,
             self.pending,
             self.logits,
             self._backend.save(self.region, self.length),
@@ -154,7 +166,7 @@ class Slot:
         self._backend.restore(self.region, saved.cells)
         self.request_id, self.choice, self.content = saved.request_id, saved.choice, saved.content
         self.tokens = list(saved.tokens)
-        self.cold = saved.cold
+        self.cold, self.dropped = saved.cold, saved.dropped
         self.kept = NO_IDS
         self.pending, self.logits = saved.pending, saved.logits
 
@@ -162,5 +174,6 @@ class Slot:
         """Drop `count` tokens from `start`.  What is left is no prefix of any prompt's cold run."""
         self._backend.shift(self.region, start, count, self.length)
         del self.tokens[start : start + count]
+        self.dropped += count
         self.cold = min(self.cold, start)
         self.kept = self.kept[:start]

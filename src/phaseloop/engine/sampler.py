@@ -18,7 +18,7 @@ class Draw(Struct, frozen=True):
     request_id: RequestId
     choice: int
     seed: int  # the request's, 64 bits
-    position: int  # of the token drawn, in its sequence
+    position: int  # of the token drawn, in its text; the same in no two draws of an answer
     tokens: Sequence[int]  # the sequence before it; read only
     sampling: Sampling
 

@@ -195,8 +195,8 @@ class Call:
 class Gateway:
     """Belongs to the event loop's thread.
 
-    `seeds` yields integers below 2**64: a generator with a stated seed in simulations and tests, the
-    system's entropy in a server.
+    `seeds` yields integers below 2**64: a generator with a stated seed in simulations and tests,
+    the system's entropy in a server.
     """
 
     def __init__(
