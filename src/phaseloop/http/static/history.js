@@ -76,6 +76,7 @@ class Lane extends Series {
   }
 
   onForget() {
+    if (this.lists.length === 1) return;
     const waits = this.columns.waits;
     const kept = [null];
     for (let i = 0; i < this.length; i++) {
@@ -150,7 +151,7 @@ class Level {
     this.first = Math.max(this.first, this.next - this.buckets + 1);
   }
 
-  // Adds a slot's shares of the buckets [from, to) to `sums`; how many there were.
+  // Adds a slot's shares of the buckets [from, to) to `sums`, 255 being all; how many there were.
   sum(slot, from, to, sums) {
     const start = Math.max(from, this.first);
     const end = Math.min(to, this.next);
@@ -159,12 +160,24 @@ class Level {
       const base = (slot * this.buckets + (bucket % this.buckets)) * looks;
       for (let look = 0; look < looks; look++) sums[look] += shares[base + look];
     }
-    return Math.max(0, end - start);
+    const count = Math.max(0, end - start);
+    return from <= this.next && this.next < to ? count + this.sumCurrent(slot, sums) : count;
+  }
+
+  // The same of the bucket that is being filled, which counts as far as it is full.
+  sumCurrent(slot, sums) {
+    let filled = 0;
+    for (let look = 0; look < this.looks; look++) {
+      const share = this.current[slot * this.looks + look] / this.width;
+      sums[look] += 255 * share;
+      filled += share;
+    }
+    return filled;
   }
 
   longest(from, to) {
     let most = 0;
-    const end = Math.min(to, this.next);
+    const end = Math.min(to, this.next + 1);
     for (let bucket = Math.max(from, this.first); bucket < end; bucket++) {
       most = Math.max(most, this.lengths[bucket % this.buckets]);
     }
@@ -325,7 +338,8 @@ export class History {
 
   // The narrowest level whose buckets reach back to a time, not narrower than a width.
   levelFor(width, from) {
-    const reaching = this.levels.filter((level) => level.first * level.width <= from + level.width);
+    const first = Math.max(from, this.startNs);
+    const reaching = this.levels.filter((level) => level.first * level.width <= first + level.width);
     const usable = reaching.length ? reaching : this.levels.slice(-1);
     const narrow = usable.filter((level) => level.width <= width);
     return narrow.length ? narrow[narrow.length - 1] : usable[0];

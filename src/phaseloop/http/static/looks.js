@@ -82,9 +82,10 @@ function tileOf(look) {
   return tile;
 }
 
-// A CanvasPattern per look, in the order of LOOKS.
-export function patternsFor(context) {
-  return LOOKS.map((look) => context.createPattern(tileOf(look), "repeat"));
+// The pixels of a look's tile, row by row, as a canvas has them in memory.
+export function pixelsOf(look) {
+  const data = tileOf(look).getContext("2d").getImageData(0, 0, TILE, TILE).data;
+  return new Uint32Array(data.buffer);
 }
 
 // A canvas that shows what a look looks like.

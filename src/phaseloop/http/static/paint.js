@@ -1,7 +1,8 @@
 // Paints a timeline's view: near by every stretch, from afar the shares of time in each column of
 // pixels.
 
-import { LOOKS, TILE, coloursOf, patternsFor } from "./looks.js";
+import { LOOKS, TILE, coloursOf } from "./looks.js";
+import { Pixels } from "./pixels.js";
 import { axisText, niceStep } from "./words.js";
 
 export const LABEL_WIDTH = 58;
@@ -9,6 +10,8 @@ export const COHORT_HEIGHT = 16;
 export const PHASE_HEIGHT = 22;
 export const QUEUE_HEIGHT = 34;
 export const AXIS_HEIGHT = 20;
+const LINE_SPACE = 18; // pixels per line, on the average
+const LABEL_MIN = 24; // pixels; narrower stretches get none
 const LABEL_AGAIN = 240; // pixels between labels of the same request
 const COARSE_NS_PER_PX = 125e6; // half of the narrowest bucket
 
@@ -16,11 +19,13 @@ export class Painter {
   constructor(view) {
     this.view = view;
     this.context = view.canvas.getContext("2d");
+    this.pixels = new Pixels(this.context);
+    this.shift = 0;
     this.themeChanged();
   }
 
   themeChanged() {
-    this.patterns = patternsFor(this.context);
+    this.pixels.themeChanged();
     const style = getComputedStyle(document.documentElement);
     const read = (name) => style.getPropertyValue(name).trim();
     this.ink = { text: read("--text"), quiet: read("--quiet"), line: read("--line") };
@@ -34,8 +39,7 @@ export class Painter {
     const height = this.view.canvas.clientHeight;
     context.clearRect(0, 0, this.view.width + LABEL_WIDTH, height);
     if (!history || !this.view.nsPerPx) return;
-    const shift = -((this.view.fromNs / this.view.nsPerPx) % TILE);
-    for (const pattern of this.patterns) pattern.setTransform(new DOMMatrix([1, 0, 0, 1, shift, 0]));
+    this.shift = -((this.view.fromNs / this.view.nsPerPx) % TILE); // patterns move with the time
     context.save();
     context.beginPath();
     context.rect(LABEL_WIDTH, 0, this.view.width, height);
@@ -67,94 +71,77 @@ export class Painter {
   }
 
   drawStretches({ slot, y, height }) {
-    const { context } = this;
-    const { history } = this.view;
+    const { pixels } = this;
+    const { history, fromNs, nsPerPx } = this.view;
     const series = history.lanes[slot];
-    const end = this.view.fromNs + this.view.spanNs;
-    const now = this.view.nowNs();
+    pixels.begin(LABEL_WIDTH, y, this.view.width, height);
     const { at, look, request } = series.columns;
-    let drawn = LABEL_WIDTH - 1;
+    const nsPerColumn = nsPerPx / pixels.ratio;
+    const end = fromNs + this.view.spanNs;
+    const names = [];
     let named = { request: -1, x: -LABEL_AGAIN };
-    for (let i = Math.max(0, series.find(this.view.fromNs)); i < series.length && at[i] < end; i++) {
-      const x0 = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
-      const x1 = Math.min(this.view.width + LABEL_WIDTH, this.view.toX(i + 1 < series.length ? at[i + 1] : now));
-      if (x1 <= drawn + 0.5) continue; // within a column that is painted already
-      drawn = Math.max(x1, x0 + 1);
-      const left = Math.round(x0);
-      const right = Math.max(left + 1, Math.round(x1));
-      const kind = look[i];
-      context.fillStyle = this.patterns[kind];
-      context.fillRect(left, y, right - left, height);
-      const isNew = request[i] !== named.request || left - named.x > LABEL_AGAIN;
-      if (isNew && height >= 12 && this.label(request[i], left, right, y, height)) {
-        named = { request: request[i], x: left };
+    for (let i = Math.max(0, series.find(fromNs)); i < series.length && at[i] < end; i++) {
+      const until = i + 1 < series.length ? at[i + 1] : this.view.nowNs();
+      pixels.stretch(look[i], (at[i] - fromNs) / nsPerColumn, (until - fromNs) / nsPerColumn);
+      const x = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
+      const isNew = request[i] !== named.request || x - named.x > LABEL_AGAIN;
+      if (request[i] >= 0 && isNew && this.view.toX(until) - x >= LABEL_MIN) {
+        named = { request: request[i], x, right: this.view.toX(until) };
+        names.push(named);
       }
     }
+    pixels.endStretches(this.shift);
+    if (height < LABEL_MIN / 2) return;
+    for (const { request: id, x, right } of names) this.label(id, x, right, y, height);
   }
 
-  // Whether the request's number had room.
   label(request, left, right, y, height) {
     const text = `#${request}`;
-    if (request < 0 || right - left < 12 + 7 * text.length) return false;
     const { context } = this;
     context.font = "11px system-ui, sans-serif";
-    context.textBaseline = "middle";
     const width = context.measureText(text).width;
+    if (right - left < width + 10) return;
+    context.textBaseline = "middle";
     context.fillStyle = this.ink.back;
     context.globalAlpha = 0.88;
     context.fillRect(left + 3, y + height / 2 - 7, width + 6, 14);
     context.globalAlpha = 1;
     context.fillStyle = this.ink.text;
     context.fillText(text, left + 6, y + height / 2 + 0.5);
-    return true;
   }
 
   drawShares({ slot, y, height }) {
-    const { context } = this;
-    const { history } = this.view;
-    const level = history.levelFor(this.view.nsPerPx, this.view.fromNs);
+    const { pixels } = this;
+    const { history, fromNs, nsPerPx, width } = this.view;
+    const level = history.levelFor(nsPerPx, fromNs);
     const sums = new Float64Array(LOOKS.length);
-    const colours = LOOKS.map((look) => coloursOf(look)[0]);
-    const perPx = this.view.nsPerPx / level.width;
-    const first = this.view.fromNs / level.width;
-    for (let column = 0; column < this.view.width; column++) {
-      const from = Math.floor(first + column * perPx);
-      const to = Math.max(from + 1, Math.floor(first + (column + 1) * perPx));
+    pixels.begin(LABEL_WIDTH, y, width, height);
+    const perColumn = nsPerPx / pixels.ratio / level.width;
+    const first = fromNs / level.width;
+    for (let column = 0; column < pixels.width; column++) {
+      const from = Math.floor(first + column * perColumn);
+      const to = Math.max(from + 1, Math.floor(first + (column + 1) * perColumn));
       sums.fill(0);
       const count = level.sum(slot, from, to, sums);
-      if (!count) continue;
-      let top = y;
-      for (let look = 1; look < LOOKS.length; look++) {
-        if (!sums[look]) continue;
-        const part = (height * sums[look]) / (255 * count);
-        context.fillStyle = colours[look];
-        context.fillRect(LABEL_WIDTH + column, top, 1, part);
-        top += part;
-      }
+      if (count) pixels.pile(column, sums, 255 * count);
     }
+    pixels.endPiles();
   }
 
   drawPhase({ y, height }) {
-    const { context } = this;
-    const { history } = this.view;
+    const { pixels } = this;
+    const { history, fromNs, nsPerPx } = this.view;
     const { at, phase } = history.turns.columns;
-    const end = this.view.fromNs + this.view.spanNs;
-    let drawn = LABEL_WIDTH - 1;
-    for (
-      let i = Math.max(0, history.turns.find(this.view.fromNs));
-      i < history.turns.length && at[i] < end;
-      i++
-    ) {
+    pixels.begin(LABEL_WIDTH, y, this.view.width, height);
+    const nsPerColumn = nsPerPx / pixels.ratio;
+    const end = fromNs + this.view.spanNs;
+    const first = Math.max(0, history.turns.find(fromNs));
+    for (let i = first; i < history.turns.length && at[i] < end; i++) {
       const until = i + 1 < history.turns.length ? at[i + 1] : this.view.nowNs();
-      const x0 = Math.max(LABEL_WIDTH, this.view.toX(at[i]));
-      const x1 = this.view.toX(until);
-      if (x1 <= drawn + 0.5) continue;
-      drawn = Math.max(x1, x0 + 1);
-      const name = history.words.list[phase[i]];
-      const [left, right] = [Math.round(x0), Math.max(Math.round(x0) + 1, Math.round(x1))];
-      context.fillStyle = this.patterns[LOOKS.indexOf(name)];
-      context.fillRect(left, y, right - left, height);
+      const look = LOOKS.indexOf(history.words.list[phase[i]]);
+      pixels.stretch(look, (at[i] - fromNs) / nsPerColumn, (until - fromNs) / nsPerColumn);
     }
+    pixels.endStretches(this.shift);
   }
 
   drawQueue({ y, height }) {
@@ -193,9 +180,10 @@ export class Painter {
       context.fillStyle = this.ink.quiet;
       context.font = "10px system-ui, sans-serif";
       context.textBaseline = "top";
-      context.textAlign = "right";
-      context.fillText(`most ${peak}`, LABEL_WIDTH + this.view.width - 4, y + 2);
-      context.textAlign = "left";
+      const text = `most ${peak}`;
+      const left = LABEL_WIDTH + this.view.width - context.measureText(text).width - 4;
+      context.clearRect(left - 2, y + 1, this.view.width, 12);
+      context.fillText(text, left, y + 2);
     }
   }
 
@@ -206,26 +194,37 @@ export class Painter {
     if (history.head.names) return;
     const { at, cohort, sealed } = history.turns.columns;
     const end = this.view.fromNs + this.view.spanNs;
-    let last = -Infinity;
     const first = Math.max(0, history.turns.find(this.view.fromNs));
+    const lines = [];
     for (let i = first; i < history.turns.length && at[i] < end; i++) {
-      const x = Math.round(this.view.toX(at[i]));
       const begins = i === 0 ? cohort[i] > 0 : cohort[i] !== cohort[i - 1];
       const seals = sealed[i] === 1 && (i === 0 || !sealed[i - 1] || cohort[i] !== cohort[i - 1]);
-      if (!begins && !seals) continue;
-      if (x - last < 5) continue;
-      last = x;
-      context.strokeStyle = this.ink.mark;
-      context.globalAlpha = begins ? 0.75 : 0.6;
-      context.setLineDash(begins ? [] : [3, 3]);
-      context.beginPath();
-      context.moveTo(x + 0.5, AXIS_HEIGHT);
-      context.lineTo(x + 0.5, height);
-      context.stroke();
-      context.setLineDash([]);
-      context.globalAlpha = 1;
-      if (begins) this.cohortName(cohort[i], i, x);
+      const x = Math.round(this.view.toX(at[i]));
+      const last = lines[lines.length - 1];
+      if (!(begins || seals)) continue;
+      if (last?.x === x) last.begins ||= begins;
+      else lines.push({ x, begins, index: i });
     }
+    // Where they stand close they only mark their own lane.
+    const isDense = lines.length > this.view.width / LINE_SPACE;
+    const bottom = isDense ? AXIS_HEIGHT + COHORT_HEIGHT : height;
+    for (const { x, begins, index } of lines) {
+      this.drawLine(x, bottom, begins);
+      if (begins && !isDense) this.cohortName(cohort[index], index, x);
+    }
+  }
+
+  drawLine(x, bottom, begins) {
+    const { context } = this;
+    context.strokeStyle = this.ink.mark;
+    context.globalAlpha = begins ? 0.75 : 0.6;
+    context.setLineDash(begins ? [] : [3, 3]);
+    context.beginPath();
+    context.moveTo(x + 0.5, AXIS_HEIGHT);
+    context.lineTo(x + 0.5, bottom);
+    context.stroke();
+    context.setLineDash([]);
+    context.globalAlpha = 1;
   }
 
   // Beside the line, if it fits before the next cohort.
@@ -274,18 +273,20 @@ export class Painter {
     for (const [from, to] of this.view.history.gaps) {
       const [x0, x1] = [Math.max(LABEL_WIDTH, this.view.toX(from)), this.view.toX(to)];
       if (x1 < LABEL_WIDTH || x0 > this.view.width + LABEL_WIDTH) continue;
-      this.context.fillStyle = this.patterns[0];
+      this.context.fillStyle = coloursOf("unknown")[1];
       this.context.fillRect(x0, AXIS_HEIGHT, Math.max(1, x1 - x0), height - AXIS_HEIGHT);
     }
   }
 
   drawAxis(height) {
     const { context } = this;
+    const { history } = this.view;
     const step = niceStep(this.view.nsPerPx * 90);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     const end = Math.min(this.view.nowNs(), this.view.fromNs + this.view.spanNs);
-    for (let at = Math.ceil(this.view.fromNs / step) * step; at <= end; at += step) {
+    const first = Math.max(this.view.fromNs, history.startNs);
+    for (let at = Math.ceil(first / step) * step; at <= end; at += step) {
       const x = Math.round(this.view.toX(at)) + 0.5;
       context.fillStyle = this.ink.quiet;
       context.fillText(axisText(at, step), x + 3, AXIS_HEIGHT / 2);

@@ -8,7 +8,6 @@ import { describeLine, describeStretch, describeTurn } from "./words.js";
 const GAP = 2;
 const FRAME_MS = 33;
 const NS_PER_PX_MIN = 1e4;
-const NS_PER_PX_MAX = 3600e9;
 const LIVE_SPAN_NS = 30e9;
 const STALE_MS = 1500; // the time runs on by itself for so long
 
@@ -53,7 +52,7 @@ export class Timeline {
 
   get laneHeight() {
     const slots = this.history ? this.history.head.slot_count : 1;
-    return slots <= 8 ? 30 : slots <= 24 ? 22 : slots <= 64 ? 14 : 8;
+    return slots <= 8 ? 30 : slots <= 24 ? 22 : slots <= 40 ? 14 : 9;
   }
 
   get lanes() {
@@ -141,17 +140,22 @@ export class Timeline {
   zoom(factor, x = LABEL_WIDTH + this.width / 2) {
     if (!this.history) return;
     const at = this.toNs(x);
-    const scale = Math.min(NS_PER_PX_MAX, Math.max(NS_PER_PX_MIN, this.nsPerPx * factor));
+    const scale = this.possibleScale(this.nsPerPx * factor);
     this.nsPerPx = scale;
     if (!this.isFollowing) this.moveTo(at - (x - LABEL_WIDTH) * scale);
     this.schedule();
     this.onChange();
   }
 
+  // Not so far that most of what is seen would be before the beginning.
+  possibleScale(nsPerPx) {
+    const whole = Math.max(LIVE_SPAN_NS, this.nowNs() - this.history.startNs);
+    return Math.max(NS_PER_PX_MIN, Math.min(nsPerPx, (1.25 * whole) / this.width));
+  }
+
   fit() {
     if (!this.history) return;
-    const whole = Math.max(1e6, this.nowNs() - this.history.startNs);
-    this.nsPerPx = Math.min(NS_PER_PX_MAX, Math.max(NS_PER_PX_MIN, whole / this.width));
+    this.nsPerPx = this.possibleScale((this.nowNs() - this.history.startNs) / this.width);
     if (!this.isFollowing) this.fromNs = this.history.startNs;
     this.schedule();
     this.onChange();
