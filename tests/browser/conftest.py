@@ -35,8 +35,9 @@ def path_of_browser() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
+    """Per module, since until its end an event loop runs in this thread: others need theirs."""
     path = path_of_browser()
     # Chromium's own sandbox does not start for the superuser, as in containers.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
