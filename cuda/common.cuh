@@ -33,7 +33,7 @@ constexpr u32 FULL_WARP = 0xffffffffu;
     extern __shared__ __align__(16) u8 dynamic_shared[]; \
     type* name = reinterpret_cast<type*>(dynamic_shared)
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 template <class T>
 DEVICE T load(const T* p) { return *p; }
@@ -55,7 +55,7 @@ DEVICE T load_shared(const T* p) { return *p; }
 template <class T>
 DEVICE void store_shared(T* p, T value) { *p = value; }
 
-// --- collectives: every thread of the warp or of the block calls them together --------------------
+// --- collectives: every thread of the warp or of the block calls them together -------------------
 
 DEVICE void sync_block() { __syncthreads(); }
 // Orders the shared memory accesses of a warp's lanes.  Shuffles and mma do not.
@@ -98,7 +98,7 @@ DEVICE void mma_row_row(float (&c)[8], u32 a0, u32 a1, u32 b0, u32 b1) {
         : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
 }
 
-// --- numbers --------------------------------------------------------------------------------------
+// --- numbers -------------------------------------------------------------------------------------
 
 DEVICE float to_f32(half h) { return __half2float(h); }
 DEVICE half to_f16(float f) { return __float2half_rn(f); }
@@ -127,7 +127,7 @@ DEVICE float f32_of(u32 bits) { return __uint_as_float(bits); }
 #include "host/simt.hpp"
 #endif
 
-// --- what both have -------------------------------------------------------------------------------
+// --- what both have ------------------------------------------------------------------------------
 
 DEVICE u32 pack2(half low, half high) { return bits_of(low) | u32(bits_of(high)) << 16; }
 DEVICE half low_of(u32 pair) { return half_of(u16(pair)); }

@@ -17,7 +17,7 @@
 // multiply-add: that is the half weight of every kernel, in prefill and decode alike.
 //
 // A code becomes a half without a conversion: or-ed into the mantissa of 1024 = 0x6400, it is the
-// number 1024 + code; code bits at SHIFT make it 1024 + 2^SHIFT code.  One operation takes 1024 off.
+// number 1024 + code; code bits at SHIFT make it 1024 + 2^SHIFT code.  One operation takes it off.
 #pragma once
 #include "common.cuh"
 
@@ -75,9 +75,11 @@ DEVICE half2 byte_pair(u32 bytes, bool is_upper) {
     return unbias<0, BIAS>(__byte_perm(bytes, 0x64646464, is_upper ? 0x4342 : 0x4140));
 }
 
-DEVICE u32 component(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+DEVICE u32 component(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
-// --- planes ---------------------------------------------------------------------------------------
+// --- planes --------------------------------------------------------------------------------------
 
 // One lane's view of its row group.
 template <class Type>
@@ -113,7 +115,7 @@ struct Planes {
     DEVICE bool has(int block) const { return block < blocks; }
 };
 
-// --- types in blocks of 32 ------------------------------------------------------------------------
+// --- types in blocks of 32 -----------------------------------------------------------------------
 
 // Q4_0, Q5_0, Q4_1, Q5_1: nibbles, perhaps a fifth bit, (d) or (d, m) per block.
 template <int CODE_BITS, bool HAS_OFFSET>
@@ -266,9 +268,9 @@ struct F32 {
     }
 };
 
-// --- types in blocks of 256: each unit with its part of the sub-block scales ----------------------
+// --- types in blocks of 256: each unit with its part of the sub-block scales ---------------------
 
-// Scale and offset of one of the 8 sub-blocks of Q4_K and Q5_K, 6 bits each in the header's 12 bytes.
+// Scale and offset of one of Q4_K's and Q5_K's 8 sub-blocks, 6 bits each in the header's 12 bytes.
 DEVICE u32 packed_steps(const uint4& header, int sub) {
     const bool is_upper = sub & 4;  // sub-blocks 4 to 7 keep their two highest bits elsewhere
     const u32 scales = is_upper ? (header.w & 0x0f0f0f0f) | (header.y >> 2 & 0x30303030)
@@ -308,7 +310,8 @@ struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since regi
 
     static DEVICE Raw fetch(const Planes<Q5_K>& planes, int unit SITE) {
         const int block = unit / 8, sub = unit % 8;
-        return {planes.piece(block, sub AT), planes.header(block, 8 AT), planes.word(block, sub AT)};
+        return {planes.piece(block, sub AT), planes.header(block, 8 AT),
+                planes.word(block, sub AT)};
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         nibble_codes<0>(component(raw.codes, octet), codes, [&](int p, int shift) {
@@ -418,7 +421,8 @@ struct IQ4_XS {
 
     static DEVICE Raw fetch(const Planes<IQ4_XS>& planes, int unit SITE) {
         const int block = unit / 8;
-        return {planes.piece(block, unit % 8 AT), planes.word(block, 0 AT), planes.word(block, 1 AT)};
+        return {planes.piece(block, unit % 8 AT), planes.word(block, 0 AT),
+                planes.word(block, 1 AT)};
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         iq4_codes(component(raw.codes, octet), codes);
@@ -431,7 +435,7 @@ struct IQ4_XS {
     }
 };
 
-// --- weights --------------------------------------------------------------------------------------
+// --- weights -------------------------------------------------------------------------------------
 
 template <class A, class B>
 constexpr bool IS_SAME = false;

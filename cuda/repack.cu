@@ -61,8 +61,9 @@ DEVICE u32 gather(const u8* block, const u16* table, int first, int count) {
     return bits;
 }
 
-KERNEL(THREADS, 8) repack(const u8* source, const u16* table, u8* packed, int rows, int block_bytes,
-                          int wide, int words, int share_bytes) {
+KERNEL(THREADS, 8)
+repack(const u8* source, const u16* table, u8* packed, int rows, int block_bytes, int wide,
+       int words, int share_bytes) {
     SHARED_DYNAMIC(u8, staged);
     const Shape shape{rows, block_bytes, wide, words, share_bytes};
     const Planes planes(packed, shape);
@@ -71,7 +72,8 @@ KERNEL(THREADS, 8) repack(const u8* source, const u16* table, u8* packed, int ro
         const int lane = i / block_bytes, byte = i % block_bytes;
         const int row = blockIdx.x * WARP + lane;
         const size_t from = (size_t(row) * blocks + block) * block_bytes + byte;
-        store_shared(staged + lane * shape.pitch() + byte, row < rows ? load(source + from) : u8(0));
+        const u8 value = row < rows ? load(source + from) : u8(0);
+        store_shared(staged + lane * shape.pitch() + byte, value);
     }
     sync_block();  // the blocks are staged
 
@@ -93,8 +95,9 @@ KERNEL(THREADS, 8) repack(const u8* source, const u16* table, u8* packed, int ro
     }
 }
 
-KERNEL(THREADS, 8) restore(u8* source, const u16* table, const u8* packed, int rows, int block_bytes,
-                           int wide, int words, int share_bytes) {
+KERNEL(THREADS, 8)
+restore(u8* source, const u16* table, const u8* packed, int rows, int block_bytes, int wide,
+        int words, int share_bytes) {
     SHARED_DYNAMIC(u8, staged);
     const Shape shape{rows, block_bytes, wide, words, share_bytes};
     const Planes planes(const_cast<u8*>(packed), shape);

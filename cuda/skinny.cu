@@ -1,4 +1,5 @@
-// skinny: a few rows of activations times a quantised matrix.  Wrapper: phaseloop/kernels/skinny.py.
+// skinny: a few rows of activations times a quantised matrix.
+// Wrapper: phaseloop/kernels/skinny.py.
 //
 //   y[m,n] = sum_k x[m,k] * w[n,k] + bias[n] + residual[m,n]
 //
@@ -9,15 +10,15 @@
 //            in f64; relative L2 <= 1e-3, of which the halves are 3e-4.  A row's bits depend on its
 //            activations, on w and on nothing else: neither on M nor on its place among the rows,
 //            in both kernels here alike.
-// Mapping    Eight warps share 32 columns n (a row group of w).  Warp i takes units i, i + 8, ... of
-//            K: a lane owns column n = lane of the group and expands its weights into registers,
+// Mapping    Eight warps share 32 columns n (a row group of w).  Warp i takes units i, i + 8, ...
+//            of K: a lane owns column n = lane of the group and expands its weights into registers,
 //            where they are the B operand; a quad-pair multiplies its 8 columns by 8 rows of x,
 //            whose A operand is the same for all four quad-pairs.  So nothing is shuffled.  The
 //            next unit's loads are under way while one is multiplied.  At the end the warps' sums
 //            are added in the order of the warps, through shared memory.
 //   skinny          M <= 8 (TILES 1) or 16 (TILES 2): A comes straight from global memory, in L1.
-//   skinny_staged   M <= 32 (TILES 4) or 48 (TILES 6): 16 warps share 64 columns, and A goes through
-//                   shared memory a strip at a time, each byte read by two warps.
+//   skinny_staged   M <= 32 (TILES 4) or 48 (TILES 6): 16 warps share 64 columns, and A goes
+//                   through shared memory a strip at a time, each byte read by two warps.
 // Roofline   bound by the weights: Q4_K 0.5625 B per weight at 900 GB/s is 1.6 * 10^12 weights/s,
 //            while 8 rows cost 16 flop per weight, 26 TFLOP/s of the 90 that HMMA sustains.
 //            N = K = 4096: 9.4 MB, 10.5 us.  Of 32 weights, 13 integer and half operations expand
@@ -118,7 +119,7 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
     }
 }
 
-// --- activations through shared memory ------------------------------------------------------------
+// --- activations through shared memory -----------------------------------------------------------
 
 constexpr int N_WARPS = 2;  // row groups of w that share what is staged of x
 constexpr int STAGED_THREADS = K_WARPS * N_WARPS * WARP;
@@ -129,8 +130,8 @@ constexpr int STRIP_OCTETS = STRIP / OCTET;  // 16-byte pieces of a row's strip
 // the exclusive or keeps the four rows that a quarter-warp reads in different ones.
 DEVICE int staged_at(int m, int o) { return m * STRIP_OCTETS + (o ^ (m >> 1 & 3)); }
 
-// One strip of all rows, from column k on, to staged [TILES * ROWS][4] pieces, by the two warps that
-// will read it; `thread` counts their threads.  Beyond K: zeros.
+// One strip of all rows, from column k on, to staged [TILES * ROWS][4] pieces, by the two warps
+// that will read it; `thread` counts their threads.  Beyond K: zeros.
 template <int TILES>
 DEVICE void stage(uint4* staged, const half* x, int k, int thread, int M, int K SITE) {
     constexpr int STEP = N_WARPS * WARP / STRIP_OCTETS;  // rows at a time
@@ -146,8 +147,8 @@ DEVICE void stage(uint4* staged, const half* x, int k, int thread, int M, int K 
 
 template <class Type, int TILES>
 KERNEL(STAGED_THREADS, 1)
-skinny_staged(const half* x, const uint4* weight, const float* bias, const float* residual, float* y,
-              int M, int N, int K) {
+skinny_staged(const half* x, const uint4* weight, const float* bias, const float* residual,
+              float* y, int M, int N, int K) {
     constexpr int STRIPS = Type::UNIT / STRIP, PIECES = TILES * ROWS * STRIP_OCTETS;
     // Two buffers of staged x; afterwards one tile's partial sums.
     constexpr int STAGED = K_WARPS * PIECES;
@@ -156,7 +157,8 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % K_WARPS;
     const int side = threadIdx.x / (WARP * K_WARPS), groups = (N + WARP - 1) / WARP;
     const int units = (K + Type::UNIT - 1) / Type::UNIT, turns = (units + K_WARPS - 1) / K_WARPS;
-    const int group = min(int(blockIdx.x) * N_WARPS + side, groups - 1);  // a repeated one is not stored
+    // An odd last group is computed twice, and stored once.
+    const int group = min(int(blockIdx.x) * N_WARPS + side, groups - 1);
     const Planes<Type> planes(weight, group, groups, K / Type::BLOCK, lane);
 
     float c[TILES][8] = {};

@@ -305,7 +305,7 @@ void add_counts(const Worker& done, Report& report) {
 
 }  // namespace
 
-// --- what kernels call ----------------------------------------------------------------------------
+// --- what kernels call ---------------------------------------------------------------------------
 
 void fault(Site site, const char* format, ...) {
     char text[512];

@@ -15,7 +15,7 @@ void check_alignment(const void* p, unsigned size, const char* verb, Site site) 
 
 }  // namespace
 
-// --- shared ---------------------------------------------------------------------------------------
+// --- shared --------------------------------------------------------------------------------------
 
 SharedMemory::SharedMemory() : storage_(SHARED_BYTES_MAX + 128), cells_(SHARED_BYTES_MAX) {
     const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
@@ -94,7 +94,7 @@ void SharedMemory::check_write(void* p, unsigned size, const Moment& now, Site s
     }
 }
 
-// --- global ---------------------------------------------------------------------------------------
+// --- global --------------------------------------------------------------------------------------
 
 const Region& GlobalMemory::region(const void* p, unsigned size, const char* verb, Site site) {
     check_alignment(p, size, verb, site);
@@ -142,7 +142,7 @@ void GlobalMemory::check_write(void* p, unsigned size, Site site) {
     if (to.written) std::memset(to.written + offset, 1, size);
 }
 
-// --- banks ----------------------------------------------------------------------------------------
+// --- banks ---------------------------------------------------------------------------------------
 
 void BankCounter::note(unsigned lane, unsigned offset, unsigned size, Site site) {
     const std::pair key{site.file, site.line};

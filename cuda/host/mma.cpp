@@ -26,7 +26,9 @@ void mma(void* const* lanes) {
             }
         }
         for (int row = 0; row < 8; ++row) {
-            for (int column = 0; column < 8; ++column) product[row][column] = a[row][0] * b[0][column];
+            for (int column = 0; column < 8; ++column) {
+                product[row][column] = a[row][0] * b[0][column];
+            }
             for (int k = 1; k < 4; ++k) {
                 for (int column = 0; column < 8; ++column) {
                     product[row][column] += a[row][k] * b[k][column];

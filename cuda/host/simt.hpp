@@ -102,7 +102,7 @@ void mma_row_row(void* const* lanes);
 #define blockDim (simt::self->block_size)
 #define gridDim (simt::self->grid_size)
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 template <class T>
 T load(const T* p SITE) { return simt::read(simt::Space::GLOBAL, p, site); }
@@ -116,7 +116,7 @@ T load_shared(const T* p SITE) { return simt::read(simt::Space::SHARED, p, site)
 template <class T>
 void store_shared(T* p, T value SITE) { simt::write(simt::Space::SHARED, p, value, site); }
 
-// --- collectives ----------------------------------------------------------------------------------
+// --- collectives ---------------------------------------------------------------------------------
 
 inline void sync_block(SITE_ONLY) { simt::barrier(site); }
 inline void sync_warp(SITE_ONLY) { simt::collective("sync_warp", nullptr, nullptr, site); }
@@ -156,7 +156,7 @@ inline void mma_row_row(float (&c)[8], unsigned a0, unsigned a1, unsigned b0, un
     simt::collective("mma_row_row", &mine, simt::mma_row_row, site);
 }
 
-// --- numbers: each half operation rounds once, as on the device -----------------------------------
+// --- numbers: each half operation rounds once, as on the device ----------------------------------
 
 inline float to_f32(half h) { return float(h); }
 inline half to_f16(float f) { return half(f); }

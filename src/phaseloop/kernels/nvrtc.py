@@ -16,6 +16,10 @@ FUNCTION = re.compile(r"Compiling entry function '(\w+)' for")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+ENTRY = re.compile(r"\.entry (\w+)\(")
+MMA = re.compile(r"\bmma\.sync\.")
+LOADS = re.compile(r"\bld\.global[\w.:]*")
+NARROW = re.compile(r"\.(?:[usb]8|[usbf]16)$")  # of one value: 1 or 2 bytes
 
 
 class Resources(Struct, frozen=True):
@@ -27,10 +31,20 @@ class Resources(Struct, frozen=True):
     shared_bytes: int  # declared; dynamic comes on top
 
 
+class Instructions(Struct, frozen=True):
+    """Counts in a kernel's PTX, where loops are unrolled and ptxas has not been yet."""
+
+    mma: int
+    global_loads: int
+    wide_loads: int  # of 16 bytes
+    narrow_loads: int  # of 1 or 2 bytes
+
+
 class Compiled(Struct, frozen=True):
     cubin: bytes
     names: dict[str, str]  # entry -> its name in the cubin
     resources: dict[str, Resources]  # by entry
+    instructions: dict[str, Instructions]  # by entry
 
 
 def package_directory(package: str) -> Path | None:
@@ -103,7 +117,13 @@ def compile_program(text: str, entries: Sequence[str], options: Sequence[str]) -
         if code != 0:
             raise KernelError(f"NVRTC refuses {', '.join(entries)}\n{log[:4000]}")
         names = {entry: lowered_name(program, entry) for entry in entries}
-        return Compiled(buffer_of(program, "CUBIN"), names, resources_of(log, names))
+        ptx = buffer_of(program, "PTX").rstrip(b"\0").decode()
+        return Compiled(
+            cubin=buffer_of(program, "CUBIN"),
+            names=names,
+            resources=resources_of(log, names),
+            instructions=instructions_of(ptx, names),
+        )
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -145,3 +165,19 @@ def resources_of(log: str, names: dict[str, str]) -> dict[str, Resources]:
     if missing := [entry for entry in names if entry not in found]:
         raise KernelError(f"the compiler's log says nothing about {missing}:\n{log[:4000]}")
     return found
+
+
+def instructions_of(ptx: str, names: dict[str, str]) -> dict[str, Instructions]:
+    passages = ENTRY.split(ptx)[1:]
+    bodies = dict(zip(passages[::2], passages[1::2], strict=True))
+    return {entry: count_instructions(bodies[name]) for entry, name in names.items()}
+
+
+def count_instructions(body: str) -> Instructions:
+    loads: list[str] = LOADS.findall(body)
+    return Instructions(
+        mma=len(MMA.findall(body)),
+        global_loads=len(loads),
+        wide_loads=sum(".v4.u32" in load or ".v4.f32" in load for load in loads),
+        narrow_loads=sum(NARROW.search(load) is not None and ".v" not in load for load in loads),
+    )
