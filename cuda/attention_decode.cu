@@ -12,7 +12,7 @@
 //            o: f32 [L, W, H, slots, D], stats: f32 [L, W, H, slots, 2]; y: f16 [L, W, H, D].
 //            G = H / HKV.  D is 64, 96, 128, 192 or 256.  Rows from counts[l] on are left alone.
 // Numerics   products of halves, sums in f32; e^(s - m) is rounded to f16, in l as in o.  Against
-//            f64: relative L2 <= 2e-3.  Partitions begin at multiples of 256, keys that a row does
+//            f64: relative L2 <= 1e-3.  Partitions begin at multiples of 256, keys that a row does
 //            not see add exact zeros, and partitions merge in a fixed order: so a row's bits depend
 //            neither on L, W, slots, its place in the batch nor on the pages' places.
 // Mapping    attend_partition: a block per KV head, partition (slot s is the s-th that the lane
