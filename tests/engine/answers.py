@@ -34,6 +34,7 @@ class Job(Struct, frozen=True):
     slot: int | None = None
     leaves: Literal["queued", "begun"] | int | None = None
     choices: int = 1
+    stop_points: tuple[int, ...] = ()
 
 
 class Answer(Struct, frozen=True):
@@ -61,7 +62,7 @@ async def serve_stages(
     forget(engine)
     description = engine.describe()
     bounds = replace(limits_of(description), **limits)
-    prefixes = PrefixIndex(bounds, description, engine.snapshots)
+    prefixes = PrefixIndex(bounds, description, engine.snapshots, positions=engine.positions)
     answers: list[Answer] = []
     async with (
         asyncio.timeout(RUN_S_MAX),
@@ -84,6 +85,7 @@ def submission(job: Job) -> Submission:
         keep_cache=job.reuse,
         slot_hint=job.slot,
         choices=job.choices,
+        stop_points=job.stop_points,
     )
     return Submission(request, job.prompt, job.seed, job.sampling)
 

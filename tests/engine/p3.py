@@ -147,7 +147,13 @@ def preparation(subject: Subject, cache: Cache) -> list[list[Job]]:
     tail = sum(subject.others, ())[: 60 if cache == "other slot" else 3]
     prompts = (subject.greedy, subject.sampled)
     held = [
-        Job((*prompt[:CACHED], *differing(prompt[CACHED], tail)), 0, reuse=True, slot=slot)
+        Job(
+            (*prompt[:CACHED], *differing(prompt[CACHED], tail)),
+            0,
+            reuse=True,
+            slot=slot,
+            stop_points=(CACHED,),  # where a recurrent state can be taken up
+        )
         for slot, prompt in enumerate(prompts)
     ]
     takers = [Job(subject.others[1], 0, slot=slot) for slot in (0, 1)]

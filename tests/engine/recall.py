@@ -81,12 +81,16 @@ class RecallBackend:
 
     name = "recall"
     position_bytes = 8
+    state_bytes = 0
 
     def __init__(self, regions: int, capacity: int, *, like_prompt: bool = False) -> None:
         self._cells = np.full((regions, capacity), GARBAGE, np.int64)
         self._like_prompt = like_prompt
         self._is_aborted = False
         self.fails = False  # the next pass does, once
+
+    def positions(self, region: int) -> None:
+        return None
 
     def forward(self, spans: Sequence[Span]) -> np.ndarray:
         rows: list[np.ndarray] = []

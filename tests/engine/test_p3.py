@@ -15,6 +15,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
 from answers import GREEDY, SAMPLED, Job, serve
+from hybrid_files import hybrid_file
 from p3 import LEVELS, SLOTS, Subject, alone, grid, one_at_a_time, pairwise, together
 from synthetic import VOCABULARY, decoder_file, gemma_file
 
@@ -59,6 +60,8 @@ MODELS = {
     "mixed-F16": (mixed_file, "F16"),
     "mixed-Q8_0": (mixed_file, "Q8_0"),
     "windows-F16": (lambda: gemma_file("Q4_K"), "F16"),
+    "hybrid-F16": (lambda: hybrid_file("Q4_K"), "F16"),
+    "hybrid-mixture-Q8_0": (lambda: hybrid_file("Q5_K", mixture=True, fused=True), "Q8_0"),
 }
 
 

@@ -100,6 +100,7 @@ class Loading:
                 loaded.engine.describe(),
                 loaded.snapshots,
                 similarity=settings.slot_prompt_similarity,
+                positions=loaded.positions,
             ),
             seed=secrets.randbits(SEED_BITS) if settings.seed < 0 else settings.seed,
         )

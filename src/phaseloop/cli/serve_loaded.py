@@ -6,8 +6,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from phaseloop.core.state import Limits
+from phaseloop.core.vocabulary import SlotIndex
 from phaseloop.engine.protocol import Engine
+from phaseloop.engine.reuse import Positions
 from phaseloop.engine.snapshots import Snapshots
+from phaseloop.runtime.prefixes import anywhere
 from phaseloop.text.vocabulary import Vocabulary
 
 from .serve_settings import Settings
@@ -33,6 +36,7 @@ class Loaded(Struct, frozen=True):
     round_ms: int  # the longest prompt round, unless the operator says otherwise
     snapshots: Snapshots
     limits: Limits  # the engine's half
+    positions: Callable[[SlotIndex], Positions] = anywhere  # as ModelEngine.positions
 
 
 class Reporter(Protocol):

@@ -90,6 +90,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
         ROUND_MS_CPU,
         engine.snapshots,
         limits_of(engine.describe()),
+        engine.positions,
     )
 
 

@@ -23,10 +23,12 @@ from phaseloop.core.vocabulary import (
     SeatRequest,
     SlotIndex,
 )
-from phaseloop.ops.interface import Aborted, Backend, BackendError, Span
+from phaseloop.ops.delta_states import NO_SHIFT
+from phaseloop.ops.interface import Aborted, Backend, BackendError, Snapshot, Span
 
 from .cpu_slot import Saved, Slot, Source
 from .protocol import Content, Description, EngineDied, Outcome, RoundError, Seated
+from .reuse import STEP, Positions, marks_of, reachable
 from .sampler import Draw, Sampled, Sampler
 from .settings import Likelihood
 from .snapshots import MOVE_MIN, Ids, Kept, Snapshots, common_length, is_worth_keeping, packed
@@ -44,6 +46,7 @@ class Drawn(Struct, frozen=True):
 
 NOTHING = Drawn()
 PAGE_LENGTH = 256
+STATES_KEPT = 4  # recurrent states that a snapshot takes along: the last ones
 
 
 class ModelEngine:
@@ -52,7 +55,8 @@ class ModelEngine:
     `reuse_generated`: whether a later prompt may keep what was computed as generated tokens.  Where
     those have other bits than a prompt's, reuse ends before them, or a cached answer could differ
     from a cold one.  `snapshots`: where state goes that a slot loses and a later prompt may want;
-    without it, nowhere.  `unstable`: as in Description.
+    without it, nowhere.  `unstable`: as in Description.  `state_step`: a prompt's recurrent states
+    are kept at multiples of it.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class ModelEngine:
         page_count: int | None = None,
         snapshots: Snapshots | None = None,
         unstable: tuple[str, ...] = (),
+        state_step: int = STEP,
     ) -> None:
         self.snapshots = Snapshots(0) if snapshots is None else snapshots
         self._backend = backend
@@ -77,6 +82,8 @@ class ModelEngine:
         self._saved: dict[tuple[RequestId, int], Saved] = {}
         self._end_tokens = end_tokens
         self._reuse_generated = reuse_generated
+        self._state_step = state_step
+        self._is_recurrent = backend.state_bytes > 0
         self._running: int | None = None
         self._abort_lock = threading.Lock()  # an abort must not reach the round after its own
         pages = slot_count * -(-context_length // PAGE_LENGTH)
@@ -88,7 +95,7 @@ class ModelEngine:
             page_count=pages if page_count is None else page_count,
             page_length=PAGE_LENGTH,
             can_save=True,
-            forks_anywhere=True,
+            forks_anywhere=not self._is_recurrent,
             cache_ram_bytes=self.snapshots.budget_bytes,
             reuses_generated=reuse_generated,
             unstable=unstable,
@@ -105,11 +112,13 @@ class ModelEngine:
         if content.reuse and seat.reason not in ("sibling", "resume"):
             # The last row is always computed: its logits are wanted.
             prompt = packed(content.tokens)[:-1]
-            here = common_length(slot.kept, prompt)
+            here = slot.usable(prompt)
             source = self._source_elsewhere(slot, prompt, here)
         self._keep_what_is_lost(slot, here)
         keep = here if source is None else 0
         slot.seat(seat.request_id, seat.choice, content, keep, source)
+        if self._is_recurrent and content.reuse:
+            slot.marks = marks_of(len(content.tokens), content.stop_points, self._state_step)
         return Seated(keep) if source is None else Seated(len(source.ids), restore=True)
 
     def run(self, launch: LaunchRound) -> Outcome:
@@ -148,6 +157,10 @@ class ModelEngine:
     def drop(self, request_id: RequestId, choice: int) -> None:
         self._saved.pop((request_id, choice), None)
 
+    def positions(self, slot: SlotIndex) -> Positions:
+        """At which lengths what a slot holds can be taken up.  From any thread."""
+        return self._backend.positions(slot)
+
     # --- prefixes ---------------------------------------------------------------------------------
 
     def _source_elsewhere(self, slot: Slot, prompt: Ids, here: int) -> Source | None:
@@ -155,9 +168,9 @@ class ModelEngine:
         holder: Kept | Slot | None = None
         length = here + MOVE_MIN - 1
         for other in self._slots:
-            common = common_length(other.kept, prompt)
-            if common > length:
-                holder, length = other, common
+            usable = other.usable(prompt)
+            if usable > length:
+                holder, length = other, usable
         found = self.snapshots.find(prompt)
         if found is not None and found.length > length:
             self.snapshots.touch(found.kept)
@@ -175,10 +188,18 @@ class ModelEngine:
         self._keep(slot, ids)
 
     def _keep(self, slot: Slot, ids: Ids) -> None:
-        count = len(ids)
+        count, positions = len(ids), self._backend.positions(slot.region)
+        if not reachable(count, positions):
+            return  # without a state nobody could go on from it
+        states = sum(position <= count for position in positions or ())
         cells_bytes = count * self._backend.position_bytes
+        cells_bytes += min(states, STATES_KEPT) * self._backend.state_bytes
+
+        def save() -> Snapshot:
+            return self._backend.save(slot.region, count).with_last_states(STATES_KEPT)
+
         try:
-            self.snapshots.put(ids, cells_bytes, lambda: self._backend.save(slot.region, count))
+            self.snapshots.put(ids, cells_bytes, save)
         except MemoryError:
             log.warning("no memory for a snapshot of %d tokens; lower --cache-ram", count)
 
@@ -229,7 +250,9 @@ class ModelEngine:
         if slot.pending is not None:
             return Span(slot.region, lane.start, (slot.pending,), 1, True)
         is_last = end == len(slot.prompt)
-        return Span(slot.region, lane.start, slot.prompt[lane.start : end], int(is_last), False)
+        tokens = slot.prompt[lane.start : end]
+        marks = tuple(mark for mark in slot.marks if lane.start < mark <= end)
+        return Span(slot.region, lane.start, tokens, int(is_last), False, marks)
 
     def _problem(self, lane: Lane) -> str | None:
         """Why a lane cannot be computed; never so while reducer and engine agree."""
@@ -285,11 +308,15 @@ class ModelEngine:
             parent = self._slots[lane.source]
             if lane.count > parent.length:
                 return refused(f"slot {lane.source} holds {parent.length} of {lane.count} tokens")
+            if not parent.can_reach(lane.count):
+                return refused(f"slot {lane.source} has no state after {lane.count} tokens")
             slot.fork(parent, lane.count)
         elif kind == "save":
             self._saved[key] = slot.save()
         elif kind == "restore":
             return self._restore(slot, key, lane.count)
+        elif self._is_recurrent:
+            return refused(NO_SHIFT)
         else:
             slot.shift(lane.start, lane.count)
         return NOTHING

@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from msgspec import Struct
 
 from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
+from phaseloop.ops.delta_states import MARKS_MAX
 from phaseloop.ops.ggml import AttentionPath, GgmlBackend
 from phaseloop.ops.ggml_regions import CacheKind
 
 from .cpu import ModelEngine
+from .reuse import STEP
 from .sampler import Sampler
 from .snapshots import Snapshots
 
@@ -32,6 +35,8 @@ class CpuOptions(Struct, frozen=True):
     reuse_generated: bool = False
     cache_ram_bytes: int = 0  # of prefixes that slots had to give up; 0 keeps none
     page_count: int | None = None
+    states_max: int = MARKS_MAX  # recurrent states kept per slot, of a model that has some
+    state_step: int = STEP  # tokens of a prompt from one of them to the next
 
 
 def load_cpu_engine(
@@ -64,7 +69,17 @@ def backend_over(weights: Weights, model: Model, options: CpuOptions) -> GgmlBac
         attention=options.attention,
         ubatch=options.ubatch_tokens,
         repack=options.repack,
+        marks_max=states_per_slot(model, options),
     )
+
+
+def states_per_slot(model: Model, options: CpuOptions) -> int:
+    """All slots' states together may take as much host RAM as prefixes may elsewhere."""
+    recurrence = model.dimensions.recurrence
+    if recurrence is None:
+        return 0
+    slots_bytes = options.slot_count * recurrence.state_size * np.dtype(np.float32).itemsize
+    return min(options.states_max, options.cache_ram_bytes // slots_bytes)
 
 
 def engine_over(
@@ -92,6 +107,7 @@ def engine_over(
         page_count=options.page_count,
         snapshots=Snapshots(options.cache_ram_bytes),
         unstable=unstable(backend, options),
+        state_step=options.state_step,
     )
 
 

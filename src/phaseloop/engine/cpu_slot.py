@@ -10,6 +10,7 @@ from phaseloop.core.vocabulary import RequestId
 from phaseloop.ops.interface import Backend, Region, Snapshot
 
 from .protocol import Content
+from .reuse import reachable
 from .settings import Sampling
 from .snapshots import Ids, Kept, common_length, packed
 
@@ -28,6 +29,7 @@ class Saved(Struct, frozen=True):
     dropped: int
     pending: int | None
     logits: Logits | None
+    marks: tuple[int, ...]
     cells: Snapshot
 
 
@@ -39,8 +41,10 @@ class Source(Struct, frozen=True):
 
     def length(self) -> int:
         """How much of the prefix its holder still has."""
-        held = self.holder.ids if isinstance(self.holder, Kept) else self.holder.kept
-        return common_length(held, self.ids)
+        if isinstance(self.holder, Kept):
+            common = common_length(self.holder.ids, self.ids)
+            return reachable(common, self.holder.cells.positions)
+        return self.holder.usable(self.ids)
 
 
 class Slot:
@@ -67,6 +71,7 @@ class Slot:
         self.kept: Ids = NO_IDS
         self.dropped = 0  # tokens that context shifts took out of this sequence
         self.source: Source | None = None
+        self.marks: tuple[int, ...] = ()  # where the prompt's recurrent states are to be kept
         self.pending: int | None = None
         self.logits: Logits | None = None
 
@@ -94,14 +99,22 @@ class Slot:
         """
         return self.dropped + len(self.tokens)
 
+    def usable(self, prompt: Ids) -> int:
+        """How much of a prompt's beginning can be found here."""
+        positions = self._backend.positions(self.region)
+        return reachable(common_length(self.kept, prompt), positions)
+
+    def can_reach(self, length: int) -> bool:
+        """Whether the sequence can be cut to a length, and go on from there."""
+        return reachable(length, self._backend.positions(self.region)) == length
+
     def seat(
         self, request_id: RequestId, choice: int, content: Content, keep: int, source: Source | None
     ) -> None:
         """Begin a sequence that finds the first `keep` tokens of its prompt in place."""
         self.truncate(keep)
         self.request_id, self.choice, self.content = request_id, choice, content
-        self.source = source
-        self.dropped = 0
+        self.source, self.marks, self.dropped = source, (), 0
         self.pending = self.logits = None
 
     def truncate(self, length: int) -> None:
@@ -158,6 +171,7 @@ class Slot:
             self.dropped,
             self.pending,
             self.logits,
+            self.marks,
             self._backend.save(self.region, self.length),
         )
 
@@ -168,7 +182,7 @@ class Slot:
         self.tokens = list(saved.tokens)
         self.cold, self.dropped = saved.cold, saved.dropped
         self.kept = NO_IDS
-        self.pending, self.logits = saved.pending, saved.logits
+        self.pending, self.logits, self.marks = saved.pending, saved.logits, saved.marks
 
     def shift(self, start: int, count: int) -> None:
         """Drop `count` tokens from `start`.  What is left is no prefix of any prompt's cold run."""

@@ -72,6 +72,7 @@ class Content(Struct, frozen=True):
     seed: int = 0  # of its sampler, 64 bits
     sampling: Sampling = GREEDY
     reuse: bool = True  # whether the prompt may find state of earlier ones
+    stop_points: tuple[int, ...] = ()  # as Request has them: where later prompts may part from it
 
 
 class Seated(Struct, frozen=True):

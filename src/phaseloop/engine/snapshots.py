@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from phaseloop.ops.interface import Snapshot
 
+from .reuse import reachable
+
 Ids: TypeAlias = NDArray[np.int32]
 
 # Tokens.  On a CPU a token is copied in microseconds and computed in milliseconds, but a round that
@@ -66,12 +68,13 @@ class Snapshots:
     # --- from any thread --------------------------------------------------------------------------
 
     def find(self, prompt: Ids) -> Found | None:
-        """The snapshot with the longest common beginning; of equals, the one used last."""
+        """The snapshot that spares a prompt the most; of equals, the one used last."""
         best, length = None, 0
         for kept in self._kept:
             common = common_length(kept.ids, prompt)
-            if common and common >= length:
-                best, length = kept, common
+            spared = reachable(common, kept.cells.positions)
+            if spared and spared >= length:
+                best, length = kept, spared
         return None if best is None else Found(best, length)
 
     # --- from the engine's thread -----------------------------------------------------------------

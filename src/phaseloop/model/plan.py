@@ -3,6 +3,8 @@
     weights   mapped from their file; they count whole, as every token reads them all
     cache     keys and values, for as many tokens as all sequences may have together; memory is
               taken as tokens come, but a plan that is met only while nobody asks is none
+    states    recurrent ones, where the model has some: per slot that of its last token, the one
+              before, and the least number that is kept for later prompts
     scratch   one pass: feed-forward rows, masks, logits; and the process itself
 
 All sizes are bytes, contexts are tokens.
@@ -14,6 +16,7 @@ from pathlib import Path
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from msgspec import Struct
 
+from phaseloop.ops.delta_states import CELLS_PER_REGION, NEWEST_KEPT
 from phaseloop.ops.interface import Dimensions
 
 from .shape import Model
@@ -21,6 +24,7 @@ from .weights import Weights
 
 PROCESS_BYTES = 150 << 20  # interpreter, libraries, graphs
 MASK_BYTES_MAX = 256 << 20  # the backend cuts passes so that masks stay below
+STATES_PER_SLOT = CELLS_PER_REGION + NEWEST_KEPT
 CONTEXT_STEP = 256  # tokens; the page of the ledger
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -32,6 +36,7 @@ class Plan(Struct, frozen=True):
     sequence: int  # tokens of one sequence at most
     scratch_bytes: int
     available_bytes: int | None  # None where nobody knows
+    states_bytes: int = 0  # of all slots
 
     @property
     def cache_bytes(self) -> int:
@@ -39,7 +44,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.cache_bytes + self.scratch_bytes
+        return self.weights_bytes + self.cache_bytes + self.states_bytes + self.scratch_bytes
 
     @property
     def fits(self) -> bool:
@@ -49,7 +54,7 @@ class Plan(Struct, frozen=True):
         """The largest sum of contexts, in whole pages, that there is memory for; 0 if none."""
         if self.available_bytes is None:
             return self.context
-        left = self.available_bytes - self.weights_bytes - self.scratch_bytes
+        left = self.available_bytes - (self.total_bytes - self.cache_bytes)
         return max(0, left // self.position_bytes // CONTEXT_STEP * CONTEXT_STEP)
 
     def describe(self) -> str:
@@ -61,6 +66,8 @@ class Plan(Struct, frozen=True):
             f"(a slot up to {slot} for {self.sequence})",
             f"scratch {size(self.scratch_bytes)}",
         ]
+        if self.states_bytes:
+            parts.insert(2, f"recurrent states {size(self.states_bytes)}")
         free = self.available_bytes
         known = "" if free is None else f" of {size(free)} available"
         return f"{', '.join(parts)}: {size(self.total_bytes)}{known}"
@@ -89,6 +96,7 @@ def plan_memory(
         sequence=sequence,
         scratch_bytes=PROCESS_BYTES + logits_bytes + masks_bytes + rows_bytes,
         available_bytes=available_bytes,
+        states_bytes=slot_count * STATES_PER_SLOT * state_bytes(model.dimensions),
     )
 
 
@@ -98,6 +106,11 @@ def position_bytes(dimensions: Dimensions, cache: str) -> int:
     heads = len(dimensions.ropes) * dimensions.kv_head_count
     widths = (dimensions.key_length, dimensions.value_length)
     return sum(heads * -(-width // block) * block_bytes for width in widths)
+
+
+def state_bytes(dimensions: Dimensions) -> int:
+    """One sequence's recurrent state in all layers, F32; 0 where the model has none."""
+    return 0 if dimensions.recurrence is None else 4 * dimensions.recurrence.state_size
 
 
 def widest(weights: Weights, vocabulary: int) -> int:

@@ -22,9 +22,10 @@ from .interface import BackendError, Recurrence, Region, Span, State
 Values = NDArray[Any]
 ALIGNMENT = 64  # bytes, of each plane
 ZERO_CELL = 0
+CELLS_PER_REGION = 2
 NO_SHIFT = (
-    "nothing can be dropped from the context of a model with recurrent states; use a larger "
-    "context instead of context shift"
+    "this model has recurrent states, from which nothing can be dropped: use a larger context "
+    "instead of context shift"
 )
 NEWEST_KEPT = 3  # marks that thinning spares: a prompt's end, just before it, its last message
 MARKS_MAX = 32  # of a region, by default
@@ -63,8 +64,9 @@ class States:
         marks_max: int = MARKS_MAX,
     ) -> None:
         self._marks_max = max(marks_max, NEWEST_KEPT)
-        self._courses = [Course(2 * r + 1, 2 * r + 2) for r in range(region_count)]
-        cells, width = 2 * region_count + 1, shape.width
+        firsts = range(1, 1 + CELLS_PER_REGION * region_count, CELLS_PER_REGION)
+        self._courses = [Course(cell=first, spare=first + 1) for first in firsts]
+        cells, width = 1 + CELLS_PER_REGION * region_count, shape.width
         per_layer = ((shape.value_heads, width, width), (shape.channels, shape.kernel - 1))
         shapes = [(cells, *axes) for axes in per_layer for _ in range(shape.layer_count)]
         planes = allocate(shapes, np.dtype(dtype))

@@ -129,6 +129,12 @@ class Recurrence(Struct, frozen=True):
     def channels(self) -> int:
         return (2 * self.key_heads + self.value_heads) * self.width
 
+    @property
+    def state_size(self) -> int:
+        """Values of one sequence's state, in all layers."""
+        matrices = self.value_heads * self.width * self.width
+        return self.layer_count * (matrices + self.channels * (self.kernel - 1))
+
 
 class Dimensions(Struct, frozen=True):
     """What a backend must know to lay out what sequences hold, to turn keys, to check a batch."""
@@ -272,6 +278,9 @@ class Snapshot(Struct, frozen=True):
     def positions(self) -> tuple[int, ...] | None:
         """As Backend.positions."""
         return None if self.states is None else tuple(state.position for state in self.states)
+
+    def with_last_states(self, count: int) -> "Snapshot":
+        return Snapshot(self.length, self.parts, self.states and self.states[-count:])
 
     def first(self, length: int) -> "Snapshot":
         """Its first `length` positions, in the same memory."""

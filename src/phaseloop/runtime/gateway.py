@@ -292,5 +292,5 @@ class Gateway:
             request = self._prefixes.place(request, submission.tokens)
         seed = self._seeds() if submission.seed is None else submission.seed
         reuse = request.keep_cache  # who leaves nothing to others takes nothing of them
-        content = Content(submission.tokens, seed, submission.sampling, reuse)
+        content = Content(submission.tokens, seed, submission.sampling, reuse, request.stop_points)
         return Stream(self, request, content, submission.text)

@@ -13,7 +13,7 @@ A slot that is taken now is a candidate, too, under the version it will have whe
 prompt that waits for its seat finds what is in a slot by then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +32,10 @@ from phaseloop.core.vocabulary import (
     RequestId,
     SeatRequest,
     Shared,
+    SlotIndex,
 )
 from phaseloop.engine.protocol import Description
+from phaseloop.engine.reuse import Positions, reusable
 from phaseloop.engine.snapshots import (
     Ids,
     Snapshots,
@@ -57,6 +59,10 @@ class Prefixes(Protocol):
         ...
 
     def deliver(self, delivery: Delivery, ids: Sequence[int]) -> None: ...
+
+
+def anywhere(_slot: SlotIndex) -> Positions:
+    return None
 
 
 class Line:
@@ -84,7 +90,8 @@ class Held(Struct, frozen=True):
 class PrefixIndex:
     """Implements Prefixes.  Belongs to the event loop's thread.
 
-    `similarity` is a share of the prompt, from 0 to 1; with 0 no slot is a candidate.
+    `similarity` is a share of the prompt, from 0 to 1; with 0 no slot is a candidate.  `positions`
+    says at which lengths what an idle slot holds can be taken up.
     """
 
     def __init__(
@@ -94,11 +101,13 @@ class PrefixIndex:
         snapshots: Snapshots,
         *,
         similarity: float = SIMILARITY,
+        positions: Callable[[SlotIndex], Positions] = anywhere,
     ) -> None:
         self._limits = limits
         self._reuses_generated = description.reuses_generated
         self._snapshots = snapshots
         self._similarity = similarity
+        self._positions = positions
         self._slots: list[Held | None] = [None] * limits.slot_count
         self._lines: dict[RequestId, Line] = {}  # of requests that have not ended
         self._kin: dict[tuple[int, bytes], list[RequestId]] = {}  # alike in their first tokens
@@ -147,7 +156,9 @@ class PrefixIndex:
         for slot, held in enumerate(self._slots):
             if held is None or held.line.request.adapter != line.request.adapter:
                 continue
-            length = self._usable(held, line.prompt)
+            # Of a prompt that is being computed nobody knows yet where its states will be.
+            positions = None if held.is_seated else self._positions(slot)
+            length = self._usable(held, line.prompt, positions)
             if length:
                 candidates.append(Candidate("slot", slot, held.version, length))
         found = self._snapshots.find(wanted)
@@ -155,10 +166,10 @@ class PrefixIndex:
             candidates.append(Candidate("snapshot", found.kept.snapshot_id, 0, found.length))
         return tuple(candidates)
 
-    def _usable(self, held: Held, prompt: Ids) -> int:
+    def _usable(self, held: Held, prompt: Ids, positions: Positions) -> int:
         """How many tokens a prompt would find in this slot if it took it; 0 if it should not."""
         ids = self._ids(held)
-        length = common_length(ids, prompt[:-1])
+        length = reusable(common_length(ids, prompt), len(prompt), positions)
         is_similar = 0 < self._similarity < length / len(prompt)
         lost = len(ids) - length
         return 0 if not is_similar or is_worth_keeping(lost, len(ids)) else length
