@@ -84,8 +84,7 @@ def test_two_prompts_wait_for_each_other():
         (0, "waiting", "being_seated", ()),
         (0.1, "prefill", "in_round", ()),
         (312, "ready", "barrier", (1,)),
-        (936, "decode", "in_round", ()),  # its first token
-        (938, "decode", "in_round", ()),  # and those after it
+        (936, "decode", "in_round", ()),
         (998, "idle", None, ()),
     ]
     assert of_slot(records, 1)[:3] == [
@@ -138,6 +137,7 @@ def test_each_slot_looks_as_it_is_at_every_step(path):
                 continue
             reason, _ = explain_seated(state, slot, s, event.at_ns)
             assert known[slot].look == look_of(s.role, reason)
+            assert (known[slot].reason == "in_round") == (reason == "in_round")
             assert known[slot].request_id == s.request.request_id
             assert known[slot].choice == s.choice
 

@@ -40,6 +40,7 @@ MS = 1_000_000
 REFRESH_NS = 500 * MS
 FIGURES_NS = 100 * MS
 RECORDS_MAX = 20_000  # not yet taken; who is slower than that gets a gap
+IN_ROUND: tuple[WaitReason, tuple[RequestId, ...]] = ("in_round", ())
 USUAL_ENDS: tuple[FinishReason, ...] = ("stop", "length")
 
 Look: TypeAlias = Literal[
@@ -58,7 +59,7 @@ LOOKS: dict[Look, str] = {  # in the order of a request's life
 
 
 class Stretch(Struct, frozen=True, gc=False, array_like=True, tag="slot"):
-    """One slot looks like this from `at_ns` on."""
+    """One slot looks like this from `at_ns` on; a role that looks alike may follow within."""
 
     at_ns: int
     slot: SlotIndex
@@ -180,8 +181,9 @@ class Recorder:
         self._state = state
         self._prompt_tokens = 0
         self._generated_tokens = 0
-        self._carried = carried_slots(state)
-        self._stretches = [stretch_of(state, slot, at_ns) for slot in range(len(state.slots))]
+        self._carried = carried = carried_slots(state)
+        slots = range(len(state.slots))
+        self._stretches = [stretch_of(state, carried, slot, at_ns) for slot in slots]
         self._turn = turn_of(state, at_ns)
         self._line = line_of(state, at_ns)
         self._figures = self._figures_now(at_ns)
@@ -192,7 +194,10 @@ class Recorder:
         at_ns = event.at_ns
         self._state = after
         self._count(event, before, effects)
-        has_turned = self._note_turn(at_ns)
+        has_turned = is_turn(before, after)
+        if has_turned:
+            self._turn = turn_of(after, at_ns)
+            self._add(self._turn)
         self._note_slots(before, at_ns)
         due = self._is_stale and at_ns - self._refreshed_ns >= REFRESH_NS
         if has_turned or due:
@@ -229,14 +234,6 @@ class Recorder:
             if isinstance(effect, DeliverTokens):
                 self._generated_tokens += sum(one.tokens for one in effect.deliveries)
 
-    def _note_turn(self, at_ns: int) -> bool:
-        turn = turn_of(self._state, self._turn.at_ns)
-        if turn == self._turn:
-            return False
-        self._turn = replace(turn, at_ns=at_ns)
-        self._add(self._turn)
-        return True
-
     def _note_slots(self, before: State, at_ns: int) -> None:
         after = self._state
         carried = self._carried
@@ -245,15 +242,17 @@ class Recorder:
         if after.slots is before.slots and carried == self._carried:
             return
         flipped, self._carried = self._carried ^ carried, carried
-        for slot, (old, new) in enumerate(zip(before.slots, after.slots, strict=True)):
-            if slot in flipped or (new is not old and not is_alike(old, new)):
-                self._note_slot(slot, at_ns)
-                self._is_stale = True
+        pairs = zip(before.slots, after.slots, strict=True)
+        moved = [slot for slot, (old, new) in enumerate(pairs) if old is not new]
+        moved = [slot for slot in moved if not is_alike(before.slots[slot], after.slots[slot])]
+        for slot in sorted(flipped.union(moved)):
+            self._note_slot(slot, at_ns)
+            self._is_stale = True
 
     def _note_slot(self, slot: SlotIndex, at_ns: int) -> None:
         old = self._stretches[slot]
-        new = stretch_of(self._state, slot, at_ns)
-        if new != replace(old, at_ns=at_ns):
+        new = stretch_of(self._state, self._carried, slot, at_ns)
+        if not goes_on(old, new):
             self._stretches[slot] = new
             self._add(new)
 
@@ -325,17 +324,41 @@ def is_alike(old: Sequence | None, new: Sequence | None) -> bool:
     return is_same and stalls and new.choice == old.choice
 
 
-def stretch_of(state: State, slot: SlotIndex, at_ns: int) -> Stretch:
+def stretch_of(state: State, carried: frozenset[SlotIndex], slot: SlotIndex, at_ns: int) -> Stretch:
     s = state.slots[slot]
     if s is None:
         return Stretch(at_ns, slot, "idle")
-    reason, waits_for = explain_seated(state, slot, s, at_ns)
+    if slot in carried and s.role != "leaving":  # as explain_seated says, but at once
+        reason, waits_for = IN_ROUND
+    else:
+        reason, waits_for = explain_seated(state, slot, s, at_ns)
     look = look_of(s.role, reason)
     return Stretch(at_ns, slot, look, s.role, reason, s.request.request_id, s.choice, waits_for)
 
 
+def goes_on(old: Stretch, new: Stretch) -> bool:
+    """Whether the new one only says again what the old one did."""
+    return (
+        new.look == old.look
+        and new.reason == old.reason
+        and new.request_id == old.request_id
+        and new.choice == old.choice
+        and new.waits_for == old.waits_for
+    )
+
+
 def turn_of(state: State, at_ns: int) -> Turn:
     return Turn(at_ns, state.phase, state.cohort, state.sealed, state.policy.name)
+
+
+def is_turn(before: State, after: State) -> bool:
+    """Whether a step ended one turn of the phase and began another."""
+    return (
+        before.phase != after.phase
+        or before.cohort != after.cohort
+        or before.sealed != after.sealed
+        or before.policy is not after.policy
+    )
 
 
 def line_of(state: State, at_ns: int) -> Line:
