@@ -195,14 +195,14 @@ def test_nobodys_rows_touch_nothing(host):
 
 FAULTS = {
     "pairs turn the wrong way": (
-        "rope.cu", "o.x[j] * c - other.x[j] * s", "o.x[j] * c + other.x[j] * s"),
-    "the wrong partner": ("rope.cu", "lane + half_lanes : lane", "lane + half_lanes + 1 : lane"),
+        "heads.cuh", "o.x[j] * c - other.x[j] * s", "o.x[j] * c + other.x[j] * s"),
+    "the wrong partner": ("heads.cuh", "lane + half_lanes : lane", "lane + half_lanes + 1 : lane"),
     "a page one off": ("rope.cu", "position / PAGE);", "(position + 1) / PAGE);"),
     "tokens swapped within a piece": (
         "kv.cuh", "* Kind::PIECE + token %", "* Kind::PIECE + 7 - token %"),
     "norms over half a head": ("rope.cu", "/ float(D) + epsilon", "/ float(D / 2) + epsilon"),
     "scale and codes of different groups": (
-        "rope.cu", "shuffle_xor(largest, 2", "shuffle_xor(largest, 4"),
+        "heads.cuh", "shuffle_xor(largest, 2", "shuffle_xor(largest, 4"),
     "values turn, too": ("rope.cu", "if (is_query || is_key) {", "if (true) {"),
 }  # fmt: skip
 
