@@ -1,6 +1,7 @@
-"""Make the tiny models of the model's tests importable."""
+"""Tiny models are written by tests/model/synthetic.py; sequences of rows are shared here."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
+for folder in (Path(__file__).parent, Path(__file__).parent.parent / "model"):
+    sys.path.insert(0, str(folder))

@@ -266,3 +266,19 @@ def test_nothing_is_remembered_of_the_ended():
     world.arrive(C)
     assert set(world.index._lines) == {10}
     assert sum(map(len, world.index._kin.values())) == 1
+
+
+# --- models whose state cannot be cut -------------------------------------------------------------
+
+
+def test_a_slot_offers_what_can_be_taken_up():
+    world = World(positions=lambda slot: (60, 80, 100))
+    world.serve(A)
+    assert in_slots(world.arrive(A[:90], B)) == [(0, 1, 80)]
+    assert in_slots(world.arrive(A[:50], B)) == []
+
+
+def test_a_slot_that_is_taken_offers_all_it_may_have_by_then():
+    world = World(positions=lambda slot: ())
+    world.arrive(A)
+    assert in_slots(world.arrive(A[:90], B)) == [(0, 1, 90)]

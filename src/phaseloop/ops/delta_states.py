@@ -84,15 +84,18 @@ class States:
     # --- a round ----------------------------------------------------------------------------------
 
     def begin(self, spans: Sequence[Span]) -> dict[Region, Leg]:
-        """Raises BackendError unless every lane goes on from a state that its region has."""
-        legs: dict[Region, Leg] = {}
+        """Raises BackendError unless every lane goes on from the state that its region is at."""
         for span in spans:
-            course = self._courses[span.region]
-            if span.start and span.start != course.position:
+            if span.start and span.start != self._courses[span.region].position:
                 raise BackendError(
                     f"KV region {span.region}: there is no recurrent state after {span.start} "
                     f"tokens, only after {self.positions(span.region) or 'none'}"
                 )
+        legs: dict[Region, Leg] = {}
+        for span in spans:
+            course = self._courses[span.region]
+            # What the spare cell held is written over, however the round ends.
+            course = self._courses[span.region] = replace(course, previous=None)
             read = course.cell if span.start else ZERO_CELL
             legs[span.region] = Leg(course, span.start, span.start, read, course.spare)
         return legs
