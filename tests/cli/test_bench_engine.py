@@ -287,7 +287,7 @@ def test_the_spread_is_half_the_distance_of_the_quartiles():
 def test_limits_count_each_weight_that_a_token_needs(model):
     """Per layer: q and output 256x256, k and v 128x256, three of 256x256; a head of 160x256."""
     weights = open_weights(model)
-    limits = measure_limits(weights, load_model(weights), threads=1)
+    limits = measure_limits(weights, load_model(weights), 1, "cpu")
     layer = (2 * 256 + 2 * 128 + 3 * 256) * 256
     assert limits.prefill_multiply_adds == 2 * layer
     assert limits.decode_multiply_adds == 2 * layer + 160 * 256
@@ -301,7 +301,7 @@ def test_of_experts_only_those_used_count(tmp_path):
     weights = open_weights(file.write(tmp_path / "mixture.gguf"))
     count = weights.metadata["qwen3moe.expert_count"]
     used = weights.metadata["qwen3moe.expert_used_count"]
-    limits = measure_limits(weights, load_model(weights), threads=1)
+    limits = measure_limits(weights, load_model(weights), 1, "cpu")
     body, _ = needed(weights.tensors)
     sizes = {len(w.shape): 0 for w in body.values()}
     for w in body.values():

@@ -172,7 +172,7 @@ def measure(
     model = load_model(weights)
     with ExitStack() as stack:
         runners = start(args, weights, model, rows, programs, stack)
-        limits = measure_limits(weights, model, args.threads)
+        limits = measure_limits(weights, model, args.threads, args.clock)
         load = OtherLoad()
         taken = sample_all(runners, rows, args.repeats, Random(args.seed))
         built = {runner.name: runner.build for runner in runners if isinstance(runner, BenchRunner)}

@@ -6,8 +6,7 @@ what ggml's own matrix product, measured by itself for each type of weight, comp
 norms and sampling come on top.
 """
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,7 +18,7 @@ from phaseloop.model.weights import Weights
 from phaseloop.ops.ggml_speed import multiply_adds_per_second
 from phaseloop.ops.interface import Weight
 
-from .bench_engine_rows import Row
+from .bench_engine_rows import CLOCKS, Clock, Row
 
 HEAD = "output.weight"
 READ_BYTES_MIN = 64 << 20
@@ -42,12 +41,12 @@ class Limits(Struct, frozen=True):
         return min(1 / self.decode_s, row.size * self.bytes_per_second / self.decode_bytes)
 
 
-def measure_limits(weights: Weights, model: Model, threads: int) -> Limits:
+def measure_limits(weights: Weights, model: Model, threads: int, clock: Clock) -> Limits:
     used = share_of_experts(weights, model)
     body, head = needed(weights.tensors)
     products = matrices(body) | ({head.name: head} if head is not None else {})
     rates = {
-        kind: multiply_adds_per_second(largest, threads)
+        kind: multiply_adds_per_second(largest, threads, CLOCKS[clock])
         for kind, largest in largest_of_kinds(products).items()
     }
 
@@ -59,7 +58,7 @@ def measure_limits(weights: Weights, model: Model, threads: int) -> Limits:
         decode_bytes=round(body_bytes) + (0 if head is None else head.data.nbytes),
         prefill_multiply_adds=round(sum(count(w, used) for w in matrices(body).values())),
         decode_multiply_adds=round(sum(count(w, used) for w in products.values())),
-        bytes_per_second=bytes_read_per_second(weights.size_bytes, threads),
+        bytes_per_second=bytes_read_per_second(weights.size_bytes, threads, CLOCKS[clock]),
         multiply_adds_per_second=rates,
         prefill_s=seconds(matrices(body)),
         decode_s=seconds(products),
@@ -100,16 +99,18 @@ def largest_of_kinds(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
     return found
 
 
-def bytes_read_per_second(size_bytes: int, threads: int) -> float:
+def bytes_read_per_second(size_bytes: int, threads: int, now_ns: Callable[[], int]) -> float:
     """The best of several passes over as much memory as the weights take."""
     size = max(READ_BYTES_MIN, size_bytes) // (8 * threads)
     parts = [np.ones(size, np.uint64) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        best_s = min(read_all(pool, parts) for _ in range(READ_RUNS))
+        best_s = min(read_all(pool, parts, now_ns) for _ in range(READ_RUNS))
     return 8 * size * threads / best_s
 
 
-def read_all(pool: ThreadPoolExecutor, parts: list[NDArray[np.uint64]]) -> float:
-    start_ns = time.perf_counter_ns()
+def read_all(
+    pool: ThreadPoolExecutor, parts: list[NDArray[np.uint64]], now_ns: Callable[[], int]
+) -> float:
+    start_ns = now_ns()
     list(pool.map(np.bitwise_or.reduce, parts))  # of all reductions the one that computes least
-    return (time.perf_counter_ns() - start_ns) / 1e9
+    return (now_ns() - start_ns) / 1e9

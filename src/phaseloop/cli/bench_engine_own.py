@@ -1,7 +1,5 @@
 """phaseloop's own engine under measurement: as rounds, and the forward pass by itself."""
 
-import time
-from collections.abc import Callable
 from random import Random
 
 from phaseloop.core.vocabulary import Lane, LaunchRound, Produced, RoundKind, SeatRequest
@@ -10,13 +8,9 @@ from phaseloop.engine.protocol import Content
 from phaseloop.ops.ggml import AttentionPath, GgmlBackend
 from phaseloop.ops.interface import Span
 
-from .bench_engine_rows import DECODE_ROUNDS, Clock, Rejected, Row, Sample
+from .bench_engine_rows import CLOCKS, DECODE_ROUNDS, Clock, Rejected, Row, Sample
 
 SUFFIXES: dict[AttentionPath, str] = {"tiled": "", "fast": " fast", "rows": " by rows"}
-CLOCKS: dict[Clock, Callable[[], int]] = {
-    "wall": time.perf_counter_ns,
-    "cpu": time.process_time_ns,
-}
 
 
 class Prompts:

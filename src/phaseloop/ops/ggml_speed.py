@@ -1,6 +1,6 @@
 """What this machine can do at best with ggml: the limits that an engine's figures stand beside."""
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,10 +13,10 @@ PEAK_ROWS = 512
 PEAK_RUNS = 5
 
 
-def multiply_adds_per_second(weight: Weight, threads: int) -> float:
+def multiply_adds_per_second(weight: Weight, threads: int, now_ns: Callable[[], int]) -> float:
     """ggml's best rate in products of 512 rows with a matrix [N, D], or with one of experts'.
 
-    The matrix as it is, or repacked, whichever is faster.
+    The matrix as it is, or repacked, whichever is faster; by the clock `now_ns`.
     """
     outputs, width = weight.shape[-2:]
     size = weight.data.nbytes // int(np.prod(weight.shape[:-2]))
@@ -25,7 +25,7 @@ def multiply_adds_per_second(weight: Weight, threads: int) -> float:
     repacked = Repacked(cpu, {one.name: one}, only_stable=False)
     try:
         matrices = [Matrix(plain.add(one), None, "none"), *repacked.matrices.values()]
-        best_s = min(seconds(cpu, matrix, width) for matrix in matrices)
+        best_s = min(seconds(cpu, matrix, width, now_ns) for matrix in matrices)
     finally:
         repacked.close()
         plain.close()
@@ -33,7 +33,7 @@ def multiply_adds_per_second(weight: Weight, threads: int) -> float:
     return outputs * width * PEAK_ROWS / best_s
 
 
-def seconds(cpu: Cpu, matrix: Matrix, width: int) -> float:
+def seconds(cpu: Cpu, matrix: Matrix, width: int, now_ns: Callable[[], int]) -> float:
     """The best of several runs."""
     context = new_context(16 * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead())
     rows = new_tensor(context, ggml.GGML_TYPE_F32, (PEAK_ROWS, width))
@@ -48,9 +48,9 @@ def seconds(cpu: Cpu, matrix: Matrix, width: int) -> float:
     try:
         array_at(rows, np.dtype(np.float32))[:] = 1.0
         for _ in range(PEAK_RUNS):
-            start_ns = time.perf_counter_ns()
+            start_ns = now_ns()
             cpu.compute(graph, row_by_row=False)
-            times_ns.append(time.perf_counter_ns() - start_ns)
+            times_ns.append(now_ns() - start_ns)
     finally:
         ggml.ggml_gallocr_free(allocator)
         ggml.ggml_free(context)
