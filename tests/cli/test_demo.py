@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 TIMEOUT_S = 50
+QUESTION = "Name the largest planet of the solar system."  # no token of the answer is a near tie
 COMMAND = (sys.executable, "-m", "phaseloop", "demo")
 
 
@@ -17,10 +18,10 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_answer_is_streamed_and_its_figures_follow(smollm2: Path):
-    ran = demo("-m", str(smollm2), "--max-tokens", "8", "What is the capital of France?")
+    ran = demo("-m", str(smollm2), "--max-tokens", "8", QUESTION)
     assert ran.returncode == 0, ran.stderr
     assert "curl -N http://127.0.0.1:" in ran.stdout
-    assert "The capital of France is Paris." in ran.stdout, "as llama-server answers, too"
+    assert "The largest planet of the solar system is" in ran.stdout, "as llama-server answers, too"
     assert "generated at" in ran.stdout
     assert "stopped" in ran.stderr, "the server's own log is shown, to its end"
 
