@@ -9,7 +9,7 @@ EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint fmt check traces bench clean
+.PHONY: help setup demo test test-all lint fmt check traces bench kernels clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,9 @@ traces: setup  ## record fixtures/traces again; the commit says which decisions 
 
 bench: setup  ## measure the budgets and write docs/performance.md; ARGS="--only trace" for some
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+kernels: setup  ## compile all kernels for Volta and write their figures to docs/kernels.md
+	$(BIN)/python benchmarks/kernels_page.py $(ARGS)
 
 clean:  ## remove what was made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -4,7 +4,11 @@ Method: NVRTC 12.9 compiles all entries of cuda/budgets.toml to sm_70, which nee
 nor a GPU; registers, spills and shared memory are what its log says, loads what its PTX holds.
 """
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,7 @@ from phaseloop.kernels.loader import check_architecture, cubin
 from phaseloop.kernels.repack import LAYOUTS, pitch
 from phaseloop.kernels.sources import source_directory
 
+ROOT = Path(__file__).parents[2]
 BUDGETS = read_budgets()
 SOURCES = sorted({budget.source for budget in BUDGETS})
 
@@ -133,3 +138,15 @@ def test_an_unknown_word_in_the_budgets_is_refused(tmp_path):
         Budget("toy", "toy<1>", 32, 8),
         Budget("toy", "toy<2>", 32, 8),
     ]
+
+
+def test_the_page_shows_what_compiles():
+    """docs/kernels.md holds the tables that `make kernels` would write."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "kernels_page.py"), "--check"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": ""},  # without a disassembler, whose counts are not checked
+        check=False,
+    )
+    assert done.returncode == 0, f"docs/kernels.md is old: run `make kernels`\n{done.stderr}"

@@ -4,6 +4,7 @@ A family's module (skinny.py for cuda/skinny.cu) checks its operands with `dims`
 `Launch`.  It neither allocates nor launches, so plans can be tested, counted and printed anywhere.
 """
 
+import math
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -38,6 +39,29 @@ class Array(Protocol):
     def strides(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int: ...
+
+
+class Planned(Struct, frozen=True):
+    """An array that nobody has allocated: enough to plan with, and to count bytes."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        strides = [self.dtype.itemsize]
+        for size in reversed(self.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        return tuple(strides[-len(self.shape) :])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def planned(kind: str, *shape: int) -> Planned:
+    """`planned("f16", rows, K)`, with the names of types that `dims` takes."""
+    return Planned(shape, DTYPES[kind])
 
 
 Access: TypeAlias = Literal["read", "write", "update"]
@@ -88,6 +112,15 @@ def i32(name: str, value: int) -> Parameter:
 
 def f32(name: str, value: float) -> Parameter:
     return Parameter(name, np.float32(value))
+
+
+def traffic_bytes(launch: Launch) -> int:
+    """What the launch must move at least: each operand once, twice where it is updated."""
+    total = 0
+    for argument in launch.arguments:
+        if isinstance(argument, Operand) and argument.array is not None:
+            total += argument.array.nbytes * (2 if argument.access == "update" else 1)
+    return total
 
 
 def dims(**operands: tuple[Array, str]) -> dict[str, int]:
