@@ -107,6 +107,19 @@ def test_an_error_is_told(server, open_page):
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
 
 
+def test_a_message_that_got_no_answer_is_not_sent_again(server, open_page):
+    page = open_page(server)
+    wait_until_live(page)
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    ask(page, "Lost.", max_tokens=3)
+    expect(page.locator("#messages li.failed")).to_have_count(1)
+    page.unroute("**/v1/chat/completions")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "Found.")
+    assert json.loads(sent.value.post_data)["messages"] == [{"role": "user", "content": "Found."}]
+    expect(page.locator("#chat-status")).to_have_text("answer complete, 3 tokens")
+
+
 def test_nothing_that_is_written_becomes_markup(server, open_page):
     """Neither by a person, nor by a model, nor by a server's error."""
     page = open_page(server)

@@ -18,7 +18,7 @@ from phaseloop.cli.top import print_once
 from phaseloop.core.vocabulary import Request
 from phaseloop.http.timeline_feed import BATCHES_MAX, VIEWERS_MAX, Crowded, Feed, Viewer
 from phaseloop.runtime.gateway import Submission
-from phaseloop.runtime.timeline import Batch
+from phaseloop.runtime.timeline import Batch, Recorder
 
 pytestmark = pytest.mark.asyncio
 
@@ -148,6 +148,21 @@ async def test_no_more_than_so_many_may_watch():
         assert not feed.is_recording
 
 
+async def test_a_fault_of_the_recorder_disturbs_nobody_but_viewers(monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Recorder, "observe", fails)
+    async with world() as here:
+        with (
+            Feed(tick_s=0).watched(here.service, 0) as viewer,
+            here.service.gateway.submit([SHORT]) as call,
+        ):
+            assert [type(item) async for item in call.streams[0]]
+            assert call.streams[0].outcome == "stop"
+            assert [batch async for batch in viewer] == []
+
+
 # --- over a socket --------------------------------------------------------------------------------
 
 
@@ -166,6 +181,15 @@ async def test_a_client_that_leaves_is_forgotten():
                 if not feed.is_recording:
                     break
                 await asyncio.sleep(0)
+
+
+async def test_the_head_of_the_stream_can_be_asked_for():
+    async with listening(Storyteller()) as server:
+        address = Address.parse(server.url)
+        async with asyncio.timeout(10), Exchange(address, "HEAD", "/phase/events") as exchange:
+            assert exchange.headers["content-type"] == "text/event-stream"
+            assert await exchange.body() == b""
+        assert not server.app.state.feed.is_recording
 
 
 async def test_top_shows_a_real_server(capsys):

@@ -37,6 +37,11 @@ class Watching:
         self._started = started
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # there is no end to wait for
+            stream = EventStream(send, COMMENTS_NEVER)
+            await stream.start()
+            await stream.end()
+            return
         try:
             with self._feed.watched(self._service, self._started) as viewer:
                 await self._tell(viewer, receive, send)

@@ -11,8 +11,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Self
 
 import msgspec
+import structlog
 from msgspec.structs import replace
 
+from phaseloop.core.state import State
+from phaseloop.core.vocabulary import AnyEvent, Effects
 from phaseloop.runtime.service import Service
 from phaseloop.runtime.timeline import Batch, Recorder, head_of
 
@@ -20,6 +23,8 @@ TICK_S = 0.1
 QUIET_TICKS_MAX = 10  # then the time is told, although nothing else has changed
 BATCHES_MAX = 50  # that one viewer has not read yet
 VIEWERS_MAX = 16
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Crowded(Exception):
@@ -108,8 +113,9 @@ class Broadcast:
         self._started = started
         self._viewers: list[Viewer] = []
         self._recorder = Recorder(service.state, service.clock.now_ns())
+        self._has_failed = False
         self._exits = ExitStack()
-        self._exits.enter_context(service.observed(self._recorder.observe))
+        self._exits.enter_context(service.observed(self._observe))
         ticking = asyncio.create_task(self._tick(tick_s), name="phaseloop-timeline")
         self._exits.callback(ticking.cancel)
 
@@ -121,7 +127,7 @@ class Broadcast:
             raise Crowded
         viewer = Viewer(self._stand)
         self._viewers.append(viewer)
-        if self._service.has_ended:
+        if self._service.has_ended or self._has_failed:
             viewer.end()
         return viewer
 
@@ -129,6 +135,18 @@ class Broadcast:
         """How many are left."""
         self._viewers.remove(viewer)
         return len(self._viewers)
+
+    def _observe(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
+        """A fault in showing what happens must not keep it from happening."""
+        if self._has_failed:
+            return
+        try:
+            self._recorder.observe(event, before, after, effects)
+        except Exception:
+            log.exception("the timeline's recorder failed; who watches is let go")
+            self._has_failed = True
+            for viewer in self._viewers:
+                viewer.end()
 
     def _stand(self) -> Batch:
         self._flush()  # so that nobody is told twice

@@ -42,6 +42,7 @@ export class Chat {
     const text = prompt.value.trim();
     if (!text || this.stopping) return;
     prompt.value = "";
+    if (this.messages.at(-1)?.role === "user") this.messages.pop(); // it never got an answer
     this.messages.push({ role: "user", content: text });
     this.list.append(article("user", "You", text).item);
     this.answer();
@@ -136,7 +137,7 @@ class Answer {
       if (!this.text) this.say("generating");
       this.tokens++;
       this.text += delta.content;
-      follow(this.shown.item, () => this.shown.text.append(delta.content));
+      follow(this.shown.item, () => this.shown.text.firstChild.appendData(delta.content));
     }
     if (chunk.timings) {
       this.tokens = chunk.timings.predicted_n;
@@ -154,7 +155,7 @@ class Answer {
       details.append(summary, this.shown.thoughts);
       this.shown.text.before(details);
     }
-    this.shown.thoughts.append(text);
+    this.shown.thoughts.firstChild.appendData(text);
   }
 
   note(...lines) {
@@ -180,7 +181,7 @@ function figures(timings, spans) {
 function element(name, className, text = "") {
   const made = document.createElement(name);
   if (className) made.className = className;
-  made.textContent = text;
+  made.append(text); // one text node, also of nothing: what comes later is added to it
   return made;
 }
 

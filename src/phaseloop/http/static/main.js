@@ -114,7 +114,9 @@ function showPanel(isUrgent = false) {
   const now = performance.now();
   if (!shown || (!isUrgent && now - panelMs < PANEL_MS)) return;
   panelMs = now;
-  showCounters(shown, shown.nowNs);
+  // Of what is held still, the figures are those of the moment that is pointed at.
+  const cursor = timeline.isFollowing ? null : timeline.cursor;
+  showCounters(shown, cursor ? cursor.at : shown.nowNs);
   if ($("now").open) showSlots(shown);
 }
 
@@ -124,6 +126,7 @@ function showControls() {
   $("pause").setAttribute("aria-pressed", String(isPaused));
   setText("pause", isPaused ? "Follow" : "Pause");
   if (!timeline.history) return;
+  if (isPaused) showPanel(true);
   setText("span", `${durationText(timeline.spanNs)} in view`);
   if (document.activeElement !== $("scroll")) $("scroll").value = String(1000 * timeline.place);
 }

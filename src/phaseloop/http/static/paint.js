@@ -192,6 +192,7 @@ export class Painter {
     const { context } = this;
     const { history } = this.view;
     if (history.head.names) return;
+    if (!history.turns.length) return;
     const { at, cohort, sealed } = history.turns.columns;
     const end = this.view.fromNs + this.view.spanNs;
     const first = Math.max(0, history.turns.find(this.view.fromNs));
@@ -212,6 +213,9 @@ export class Painter {
       this.drawLine(x, bottom, begins);
       if (begins && !isDense) this.cohortName(cohort[index], index, x);
     }
+    // The one that has begun before is named at the edge.
+    const isNamed = at[first] >= this.view.fromNs || !cohort[first] || isDense;
+    if (!isNamed) this.cohortName(cohort[first], first, LABEL_WIDTH);
   }
 
   drawLine(x, bottom, begins) {

@@ -31,9 +31,8 @@ export class Pointing {
 
   leave() {
     if (document.activeElement === this.canvas) return;
-    this.timeline.cursor = null;
+    this.timeline.point(null);
     showTip(null);
-    this.timeline.schedule();
   }
 
   move(event) {
@@ -57,9 +56,8 @@ export class Pointing {
     const lane = timeline.laneAt(y);
     const at = timeline.toNs(x);
     const shown = lane < 0 || at < timeline.fromNs ? null : timeline.describe(lane, at);
-    timeline.cursor = shown ? { lane, at } : null;
+    timeline.point(shown ? { lane, at } : null);
     showTip(shown, x, y, this.canvas.clientWidth);
-    timeline.schedule();
   }
 
   wheel(event) {

@@ -9,6 +9,7 @@ const GAP = 2;
 const FRAME_MS = 33;
 const NS_PER_PX_MIN = 1e4;
 const LIVE_SPAN_NS = 30e9;
+const LIVE_NS_PER_PX_MAX = 60e6; // on narrow screens rather less of the past
 const STALE_MS = 1500; // the time runs on by itself for so long
 
 export class Timeline {
@@ -36,7 +37,7 @@ export class Timeline {
     this.cursor = null;
     this.resize();
     if (isLive) {
-      this.nsPerPx = LIVE_SPAN_NS / this.width;
+      this.nsPerPx = Math.min(LIVE_SPAN_NS / this.width, LIVE_NS_PER_PX_MAX);
       this.follow();
     } else {
       this.fit();
@@ -124,6 +125,12 @@ export class Timeline {
 
   pause() {
     this.isFollowing = false;
+    this.onChange();
+  }
+
+  point(cursor) {
+    this.cursor = cursor;
+    this.schedule();
     this.onChange();
   }
 
