@@ -2,11 +2,13 @@
 // Wrapper: phaseloop/kernels/activation.py.
 //
 //   gated      y[t,f] = activate(gate[t,f]) * up[t,f]
+//   gate_heads y[t,h,:] = sigmoid(projected[t,h,D:]) * y[t,h,:], in place
 //   soft_cap   x[i] = cap * tanh(x[i] / cap), in place
 //   Silu(x) = x / (1 + e^-x); Gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 //
 // Shapes     gate, up: f32 [T, F]; y: f16 [T, F]; x: f32 [count].  F and count are multiples of 4,
-//            all arrays 16-byte aligned.
+//            all arrays 16-byte aligned.  gate_heads: projected f32 [rows, 2 D], a head's queries and
+//            then its gates; y f16 [rows, D], D % 4 == 0; a row is a token's head.
 // Numerics   f32; y is rounded once, to infinity where f16 cannot hold it.  Relative 1e-5 before.
 // Mapping    a thread per 4 elements.
 // Roofline   gated: 10 B per element, soft_cap 8 B: bytes bound both.  F = 17408, T = 1: 0.17 MB,
@@ -39,6 +41,22 @@ gated(const float* gate, const float* up, half* y, int F) {
         pack2(to_f16(Activation::of(g.x) * u.x), to_f16(Activation::of(g.y) * u.y)),
         pack2(to_f16(Activation::of(g.z) * u.z), to_f16(Activation::of(g.w) * u.w))};
     store(reinterpret_cast<uint2*>(y + at), pairs);
+}
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+KERNEL(THREADS, 8)
+gate_heads(const float* projected, half* y, int D, int count) {
+    const int i = (blockIdx.x * THREADS + threadIdx.x) * PACK;
+    if (i >= count) return;
+    const float* gates = projected + size_t(i / D) * 2 * D + D + i % D;
+    const float4 g = load_constant(reinterpret_cast<const float4*>(gates));
+    uint2* at = reinterpret_cast<uint2*>(y + i);
+    const uint2 pairs = load(at);
+    store(at, uint2{pack2(to_f16(sigmoid(g.x) * to_f32(low_of(pairs.x))),
+                          to_f16(sigmoid(g.y) * to_f32(high_of(pairs.x)))),
+                    pack2(to_f16(sigmoid(g.z) * to_f32(low_of(pairs.y))),
+                          to_f16(sigmoid(g.w) * to_f32(high_of(pairs.y))))});
 }
 
 KERNEL(THREADS, 8)

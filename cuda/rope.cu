@@ -10,7 +10,7 @@
 //
 // Shapes     angles: positions i32 [streams, T]; streams i32 [R / 2], the stream of each pair (M-RoPE),
 //            or null: all 0; frequencies f64 [R / 2]; turns f32 [T, R / 2, 2].
-//            rope_kv: q f32 [T, H, D]; k, v f32 [T, HKV, D]; weights f32 [D] or null; lanes,
+//            rope_kv: q f32 [T, H, Q], a head's first D of Q; k, v f32 [T, HKV, D]; weights f32 [D] or null; lanes,
 //            positions i32 [T]; table i32 [lanes, pages]; q_out f16 [T, H, D]; keys, values and
 //            their scales as kv.cuh has them.  16 | R <= D, 32 | D <= 256.
 //            A row whose position is negative is nobody's: nothing of it is read or written.
@@ -58,7 +58,8 @@ KERNEL(THREADS, 8)
 rope_kv(const float* q, const float* k, const float* v, const float* q_weight,
         const float* k_weight, const float2* turns, const int* lanes, const int* positions,
         const int* table, half* q_out, void* keys, half* key_scales, void* values,
-        half* value_scales, float epsilon, int H, int HKV, int D, int R, int pages) {
+        half* value_scales, float epsilon, int H, int HKV, int D, int Q, int R,
+        int pages) {
     const int lane = threadIdx.x % WARP, row = blockIdx.x;
     const int number = blockIdx.y * WARPS + threadIdx.x / WARP;  // of the head, q then k then v
     const int position = load_constant(positions + row);
@@ -66,7 +67,7 @@ rope_kv(const float* q, const float* k, const float* v, const float* q_weight,
     const bool has = lane < D / OCTET, is_query = number < H;
     const bool is_key = !is_query && number < H + HKV;
     const int head = is_query ? number : (number - H) % HKV;
-    const float* source = is_query ? q + (size_t(row) * H + head) * D
+    const float* source = is_query ? q + (size_t(row) * H + head) * Q
                                    : (is_key ? k : v) + (size_t(row) * HKV + head) * D;
     Octet o = {};
     if (has) o = load_octet(source + lane * OCTET);

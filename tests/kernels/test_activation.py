@@ -6,7 +6,7 @@ Method: random and extreme elements on the host's machine; the oracle is ops.ref
 import numpy as np
 import pytest
 
-from phaseloop.kernels.activation import gated, soft_cap
+from phaseloop.kernels.activation import gate_heads, gated, soft_cap
 from phaseloop.kernels.contract import KernelError
 from phaseloop.kernels.host import ORDERS, Memory
 from phaseloop.ops.reference import activate
@@ -54,6 +54,16 @@ def test_soft_cap(host):
     assert np.abs(y - 30 * np.tanh(x.astype(np.float64) / 30)).max() <= 30 * 1e-6
 
 
+def test_gate_heads(host):
+    rng = np.random.default_rng(2)
+    projected = (3 * rng.standard_normal((5, 3, 72))).astype(np.float32)
+    projected[:, :, :36] = np.nan  # queries, which it has no business with
+    y = rng.standard_normal((5, 3, 36)).astype(np.float16)
+    exact = y * activate(projected[:, :, 36:].astype(np.float64), "sigmoid")
+    host.run(gate_heads(projected, y))
+    assert (np.abs(y - exact) <= 2.0**-10 * np.abs(exact) + 2.0**-24).all()
+
+
 FAULTS = {
     "a factor of the cubic term": ("0.044715f", "0.044615f"),
     "the sign of the exponent": ("exp_f32(-twice)", "exp_f32(twice)"),
@@ -76,5 +86,7 @@ def test_what_it_cannot_take_is_refused():
     x = np.zeros((2, 6), np.float32)
     with pytest.raises(KernelError, match="2 rows of 6"):
         gated(x, x, x.astype(np.float16), "silu")
+    with pytest.raises(KernelError, match="heads of 6, with gates 6"):
+        gate_heads(x[None], x[None].astype(np.float16))
     with pytest.raises(KernelError, match="in all a multiple of 4"):
         soft_cap(x[:, :3].copy(), 1.0)

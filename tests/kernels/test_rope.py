@@ -87,7 +87,7 @@ class Case:
     def run(self, rows=slice(None), **how):
         memory = Memory()
         cache = empty_cache(self.kind, 3, self.k.shape[1], self.k.shape[2])
-        q_out = memory.empty(self.q[rows].shape, np.float16)
+        q_out = memory.empty((*self.q[rows].shape[:2], self.k.shape[2]), np.float16)
         plan = rope_kv(
             self.q[rows], self.k[rows], self.v[rows], self.turns[rows],
             Rows(LANES[rows], POSITIONS[rows], TABLE), cache, q_out,
@@ -175,6 +175,15 @@ def test_q8_codes_are_those_of_ggml(host):
     assert not cache.value_scales[page, :, :, 0].any()
 
 
+def test_gates_may_lie_beside_queries(host):
+    case = Case(host, "F16", 64, 64, "halves", normed=True)
+    q_out, _ = case.run()
+    beside = Case(host, "F16", 64, 64, "halves", normed=True)
+    beside.q = np.concatenate([case.q, np.full_like(case.q, np.nan)], axis=2)
+    found, _ = beside.run()
+    assert np.array_equal(found, q_out)
+
+
 def test_nobodys_rows_touch_nothing(host):
     case = Case(host, "F16", 64, 64, "halves")
     memory = Memory()
@@ -236,6 +245,10 @@ def test_what_it_cannot_take_is_refused(host):
         plan(turns=np.zeros((5, 20, 2), np.float32))
     with pytest.raises(KernelError, match="k_weight: D is 64 elsewhere, 63 here"):
         plan(k_weight=np.ones(63, np.float32))
+    narrow = Case(host, "F16", 64, 64, "halves")
+    narrow.q = narrow.q[..., :48].copy()
+    with pytest.raises(KernelError, match="queries of 64 in heads of 48"):
+        narrow.run()
     cache = empty_cache("Q8_0", 1, 2, 64)
     with pytest.raises(KernelError, match="no kernel for Q4_0"):
         plan(type(cache)("Q4_0", cache.keys, cache.values))

@@ -37,6 +37,29 @@ def gated(gate: Array, up: Array, y: Array, activation: Literal["silu", "gelu"])
     )
 
 
+def gate_heads(projected: Array, y: Array) -> Launch:
+    """y *= sigmoid(gates), in place.  projected f32 [T, H, 2 D], queries then gates of each head;
+
+    y f16 [T, H, D], what the queries attended to.
+    """
+    d = dims(projected=(projected, "f32 T H DD"), y=(y, "f16 T H D"))
+    count = math.prod(y.shape)
+    if d["DD"] != 2 * d["D"] or d["D"] % PACK:
+        raise KernelError(f"gate_heads: heads of {d['D']}, with gates {d['DD']}; it takes fours")
+    return Launch(
+        "activation",
+        "gate_heads",
+        (ceil_div(count, THREADS * PACK), 1, 1),
+        (THREADS, 1, 1),
+        (
+            reads("projected", projected),
+            updates("y", y),
+            i32("D", d["D"]),
+            i32("count", count),
+        ),
+    )
+
+
 def soft_cap(x: Array, cap: float) -> Launch:
     """x = cap * tanh(x / cap), of f32 in any shape, in place."""
     check_contiguous("x", x)
@@ -55,4 +78,4 @@ def soft_cap(x: Array, cap: float) -> Launch:
 
 
 def entries() -> list[str]:
-    return [*(f"gated<{each}>" for each in TYPES.values()), "soft_cap"]
+    return [*(f"gated<{each}>" for each in TYPES.values()), "gate_heads", "soft_cap"]

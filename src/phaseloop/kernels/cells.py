@@ -85,7 +85,7 @@ def shift(
     d = dims(
         turns=(turns, "f32 P 2"), source=(source, "i32 pages"), target=(target, "i32 pages_after")
     )
-    check_widths(sizes.width, 2 * d["P"], sizes.width)
+    check_widths(sizes.width, 2 * d["P"], sizes.width, sizes.width)
     if not 0 <= start < start + count < length <= d["pages"] * PAGE:
         raise KernelError(
             f"shift: positions {start} to {start + count} of {length}, {d['pages']} pages"

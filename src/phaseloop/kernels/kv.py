@@ -30,6 +30,10 @@ class Rows(Struct, frozen=True):
     positions: Array  # i32 [T], in the lane's sequence; negative: nobody's row
     table: Array  # i32 [lanes, pages]: in which page a lane's positions 256 i .. 256 i + 255 lie
 
+    def operands(self) -> tuple[Operand, ...]:
+        named = (("lanes", self.lanes), ("positions", self.positions), ("table", self.table))
+        return tuple(reads(name, array) for name, array in named)
+
 
 class Sizes(Struct, frozen=True):
     pages: int

@@ -63,12 +63,13 @@ def rope_kv(
 ) -> Launch:
     """Norm and turn queries and keys, and write keys and values to the cache.
 
-    q f32 [T, H, D]; k, v f32 [T, HKV, D]; turns f32 [T, P, 2] of `angles`, 2 P dimensions turn;
-    q_out f16 [T, H, D]; weights f32 [D], of norms with `epsilon`.
+    q f32 [T, H, Q], of which the first D are queries (beside them may lie gates); k, v f32 [T, HKV,
+    D]; turns f32 [T, P, 2] of `angles`, 2 P dimensions turn; q_out f16 [T, H, D]; weights f32 [D],
+    of norms with `epsilon`.
     """
     heads = sizes_of(cache).heads
     d = dims(
-        q=(q, "f32 T H D"),
+        q=(q, "f32 T H Q"),
         k=(k, f"f32 T {heads} D"),
         v=(v, f"f32 T {heads} D"),
         turns=(turns, "f32 T P 2"),
@@ -77,11 +78,12 @@ def rope_kv(
         table=(rows.table, "i32 L pages"),
         q_out=(q_out, "f16 T H D"),
     )
-    weights = [reads("q_weight", q_weight), reads("k_weight", k_weight)]
+    weights = tuple(reads(f"{name}_weight", w) for name, w in (("q", q_weight), ("k", k_weight)))
     for weight in weights:
         if weight.array is not None:
-            dims(q=(q, "f32 T H D"), **{weight.name: (weight.array, "f32 D")})
-    check_widths(d["D"], 2 * d["P"], sizes_of(cache).width)
+            dims(q_out=(q_out, "f16 T H D"), **{weight.name: (weight.array, "f32 D")})
+    d |= {"HKV": heads, "R": 2 * d["P"]}
+    check_widths(d["D"], d["R"], sizes_of(cache).width, d["Q"])
     return Launch(
         "rope",
         f"rope_kv<{TYPES[cache.kind]}, {'true' if pairs == 'adjacent' else 'false'}>",
@@ -91,22 +93,19 @@ def rope_kv(
             *(reads(name, array) for name, array in (("q", q), ("k", k), ("v", v))),
             *weights,
             reads("turns", turns),
-            reads("lanes", rows.lanes),
-            reads("positions", rows.positions),
-            reads("table", rows.table),
+            *rows.operands(),
             writes("q_out", q_out),
             *operands(cache, is_written=True),
             f32("epsilon", epsilon),
-            i32("H", d["H"]),
-            i32("HKV", heads),
-            i32("D", d["D"]),
-            i32("R", 2 * d["P"]),
-            i32("pages", d["pages"]),
+            *(i32(name, d[name]) for name in ("H", "HKV", "D", "Q", "R", "pages")),
         ),
     )
 
 
-def check_widths(width: int, turned: int, cached: int) -> None:
+def check_widths(width: int, turned: int, cached: int, beside: int) -> None:
+    """`beside` is the width of queries with what lies beside them."""
+    if beside < width or beside % 4:
+        raise KernelError(f"rope_kv: queries of {width} in heads of {beside}")
     if width != cached:
         raise KernelError(f"rope_kv: heads of {width}, but a cache for heads of {cached}")
     if width % 32 or width > WIDTH_MAX:
