@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("playwright", reason="no playwright: pip install 'phaseloop[dev]'")
 
 from playwright.sync_api import expect
-from visits import ask, complete, readouts, until_idle, wait_until_live
+from visits import ask, ask_endlessly, complete, readouts, until_idle, wait_until_live
 
 from phaseloop.cli.main import main
 
@@ -29,14 +29,14 @@ COHORT, PHASE, QUEUE, SLOT_0 = range(4)  # lanes, from the top
 def test_an_answer_is_streamed_with_its_figures(server, open_page):
     page = open_page(server)
     wait_until_live(page)
-    ask(page, "What is a phase?", max_tokens=20)
-    expect(page.locator("#chat-status")).to_have_text("answer complete, 20 tokens")
+    ask(page, "What is a phase?", max_tokens=6)
+    expect(page.locator("#chat-status")).to_have_text("answer complete, 6 tokens")
     messages = page.locator("#messages li")
     expect(messages).to_have_count(2)
     expect(messages.first.locator(".text")).to_have_text("What is a phase?")
     expect(messages.last.locator(".text")).not_to_be_empty()
     figures = messages.last.locator(".figures").inner_text()
-    for part in (r"20 tokens, [\d.]+/s", r"prompt \d+, [\d.]+/s", "queue", "prefill", "barrier"):
+    for part in (r"6 tokens, [\d.]+/s", r"prompt \d+, [\d.]+/s", "queue", "prefill", "barrier"):
         assert re.search(part, figures), part
     expect(page.get_by_label("Message", exact=True)).to_have_value("")
 
@@ -44,7 +44,7 @@ def test_an_answer_is_streamed_with_its_figures(server, open_page):
 def test_an_answer_can_be_stopped(server, open_page):
     page = open_page(server)
     wait_until_live(page)
-    ask(page, "Go on for ever.", max_tokens=50_000)
+    ask_endlessly(page)
     expect(page.locator("#messages li").last.locator(".text")).not_to_be_empty()
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#chat-status")).to_have_text("stopped")
@@ -201,7 +201,7 @@ def test_the_slots_are_also_a_table(server, open_page):
     wait_until_live(page)
     page.get_by_text("Slots now").click()
     expect(page.locator("#slots tr")).to_have_count(4)
-    ask(page, "Go on for ever.", max_tokens=50_000)
+    ask_endlessly(page)
     expect(page.locator("#slots")).to_contain_text("decode")
     expect(page.locator("#slots")).to_contain_text("the engine works on it now")
     expect(page.locator("#count-seated")).to_have_text("1 of 4")

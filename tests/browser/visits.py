@@ -1,6 +1,8 @@
 """What a visitor does on the page, in the words of the tests."""
 
-from playwright.sync_api import Page, expect
+import json
+
+from playwright.sync_api import Page, Route, expect
 
 READOUTS_MAX = 60
 LANES = 7  # three above those of four slots
@@ -16,6 +18,17 @@ def ask(page: Page, text: str, max_tokens: int | None = None) -> None:
         page.get_by_label("Most tokens").fill(str(max_tokens))
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send").click()
+
+
+def ask_endlessly(page: Page) -> None:
+    """For an answer that ends only when it is stopped."""
+    page.route("**/v1/chat/completions", go_on_past_the_end)
+    ask(page, "Go on for ever.", max_tokens=50_000)
+
+
+def go_on_past_the_end(route: Route) -> None:
+    body = json.loads(route.request.post_data or "") | {"ignore_eos": True}
+    route.continue_(post_data=json.dumps(body))
 
 
 def complete(page: Page, *prompts: tuple[int, int]) -> None:
