@@ -96,20 +96,29 @@ void SharedMemory::check_write(void* p, unsigned size, const Moment& now, Site s
 
 // --- global --------------------------------------------------------------------------------------
 
-const Region& GlobalMemory::region(const void* p, unsigned size, const char* verb, Site site) {
+// The operand that an access falls into; for a write one that may be written, if operands overlap.
+const Region& GlobalMemory::region(const void* p, unsigned size, bool writes, Site site) {
+    const char* verb = writes ? "write" : "read";
     check_alignment(p, size, verb, site);
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     const auto holds = [&](const Region& region) {
         const auto begin = reinterpret_cast<std::uintptr_t>(region.begin);
         return address >= begin && address + size <= begin + region.bytes;
     };
-    if (last_ < request_->region_count && holds(request_->regions[last_])) {
+    const auto serves = [&](const Region& region) { return !writes || region.is_writable; };
+    if (last_ < request_->region_count && holds(request_->regions[last_]) &&
+        serves(request_->regions[last_])) {
         return request_->regions[last_];
     }
     const Region* below = nullptr;  // the last region that begins before the address
+    const Region* input = nullptr;  // one that holds it, and is not to be written
     for (unsigned i = 0; i < request_->region_count; ++i) {
         const Region& each = request_->regions[i];
         if (holds(each)) {
+            if (!serves(each)) {
+                input = &each;
+                continue;
+            }
             last_ = i;
             return each;
         }
@@ -118,6 +127,7 @@ const Region& GlobalMemory::region(const void* p, unsigned size, const char* ver
             below = &each;
         }
     }
+    if (input) return *input;
     if (!below) fault(site, "out of bounds: a %s of %u bytes before all arguments", verb, size);
     fault(site, "out of bounds: a %s of %u bytes at byte %td of `%s`, which has %llu", verb, size,
           static_cast<const std::uint8_t*>(p) - below->begin, below->name,
@@ -125,7 +135,7 @@ const Region& GlobalMemory::region(const void* p, unsigned size, const char* ver
 }
 
 void GlobalMemory::check_read(const void* p, unsigned size, Site site) {
-    const Region& from = region(p, size, "read", site);
+    const Region& from = region(p, size, false, site);
     if (!from.written) return;
     const auto offset = static_cast<const std::uint8_t*>(p) - from.begin;
     for (unsigned i = 0; i < size; ++i) {
@@ -136,7 +146,7 @@ void GlobalMemory::check_read(const void* p, unsigned size, Site site) {
 }
 
 void GlobalMemory::check_write(void* p, unsigned size, Site site) {
-    const Region& to = region(p, size, "write", site);
+    const Region& to = region(p, size, true, site);
     const auto offset = static_cast<std::uint8_t*>(p) - to.begin;
     if (!to.is_writable) fault(site, "a write to `%s`, byte %td: it is an input", to.name, offset);
     if (to.written) std::memset(to.written + offset, 1, size);

@@ -55,7 +55,7 @@ public:
     void check_write(void* p, unsigned size, Site site);
 
 private:
-    const Region& region(const void* p, unsigned size, const char* verb, Site site);
+    const Region& region(const void* p, unsigned size, bool writes, Site site);
     const Request* request_ = nullptr;
     unsigned last_ = 0;  // most accesses are to the region of the one before
 };

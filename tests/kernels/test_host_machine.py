@@ -4,11 +4,15 @@ Method: toy kernels, right and wrong.  What is expected of the right ones follow
 and from arithmetic; every wrong one must be refused with its line, block and thread.
 """
 
+import subprocess
+
 import numpy as np
 import pytest
 
 from phaseloop.kernels.contract import KernelError, Launch, f32, i32, reads, updates, writes
 from phaseloop.kernels.host import ORDERS, HostFault, Memory
+from phaseloop.kernels.host_build import compiler, host_flags
+from phaseloop.kernels.sources import source_directory
 
 THREADS = 64
 
@@ -260,6 +264,39 @@ KERNEL(64, 1) toy(int* out) { store(out, int(threadIdx.x)); }
     assert len(set(winners)) > 2
 
 
+def test_fibres_by_ucontext_do_the_same(tmp_path):
+    """Where there is no switch of our own: the machine compiled with the system's contexts."""
+    for path in source_directory().rglob("*"):
+        if path.suffix in (".cuh", ".cpp", ".hpp"):
+            copy = tmp_path / path.relative_to(source_directory())
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(path.read_text())
+    (tmp_path / "main.cpp").write_text("""
+#include "host/machine.cpp"
+#include "host/memory.cpp"
+#include "common.cuh"
+#include <cstdio>
+KERNEL(64, 1) toy(float* y) { store(y + threadIdx.x, block_sum<2>(float(threadIdx.x))); }
+int main() {
+    float y[64];
+    const simt::Region region{"y", reinterpret_cast<std::uint8_t*>(y), sizeof y, nullptr, 1};
+    void* pointer = y;
+    void* arguments[] = {&pointer};
+    simt::Request request{"toy", {3, 1, 1}, {64, 1, 1}, 0, 1, &region, arguments,
+                          simt::SHUFFLED, 7, 2, 0};
+    static simt::Report report;
+    if (simt::launch(&request, &report, toy)) return std::puts(report.fault), 1;
+    for (float sum : y) if (sum != 2016.0f) return 2;
+    return 0;
+}
+""")
+    program = tmp_path / "main"
+    flags = [*host_flags(), "-DSIMT_UCONTEXT", f"-I{tmp_path}"]
+    source = str(tmp_path / "main.cpp")
+    subprocess.run([compiler(), *flags, source, "-o", str(program)], check=True)
+    assert subprocess.run([str(program)], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -272,6 +309,41 @@ KERNEL(64, 1) toy(int* out) { store(out, int(threadIdx.x)); }
 def test_a_launch_that_no_device_takes_is_refused(write_kernel, how, words):
     host = write_kernel("KERNEL(64, 1) toy(int* out) { store(out, 1); }")
     assert words in fault_of(host, launch("toy", updates("out", np.zeros(1, np.int32)), **how))
+
+
+def test_parts_of_an_arena_are_marked_apart(write_kernel):
+    """An engine's scratch is one allocation: its parts are operands, their bytes are known."""
+    host = write_kernel("""
+KERNEL(64, 1) toy(const int* x, int* y) {
+    store(y + threadIdx.x, load(x + threadIdx.x) + 1);
+}
+""")
+    memory = Memory()
+    memory.empty((7,), np.int32)
+    arena = memory.empty((256,), np.int32)
+    first, second, third = arena[:64], arena[64:128], arena[128:192]
+    host.run(launch("toy", reads("x", np.arange(64, dtype=np.int32)), writes("y", first)), memory)
+    host.run(launch("toy", reads("x", first), writes("y", third)), memory)
+    assert np.array_equal(third, np.arange(64) + 2)
+    assert memory.marks(arena).sum() == 512
+    fault = fault_of(host, launch("toy", reads("x", second), writes("y", third)), memory)
+    assert "a read of `x`, byte 0, that nothing wrote" in fault
+    short = launch("toy", reads("x", first), writes("y", arena[192:200]))
+    assert "byte 32 of `y`, which has 32" in fault_of(host, short, memory)
+
+
+def test_operands_may_overlap(write_kernel):
+    """One name reads what the other updates; the input beside it stays one."""
+    host = write_kernel("""
+KERNEL(64, 1) toy(const int* x, int* y) {
+    store(y + threadIdx.x, load(x + threadIdx.x) + load(y + threadIdx.x));
+}
+""")
+    for order in ((reads, updates), (updates, reads)):
+        y = np.arange(64, dtype=np.int32)
+        plan = launch("toy", order[0]("x", y), order[1]("y", y))
+        host.run(plan)
+        assert np.array_equal(y, 2 * np.arange(64))
 
 
 def test_an_array_that_is_read_only_is_not_written(write_kernel):

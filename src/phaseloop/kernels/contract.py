@@ -49,10 +49,8 @@ class Planned(Struct, frozen=True):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        strides = [self.dtype.itemsize]
-        for size in reversed(self.shape[1:]):
-            strides.insert(0, strides[0] * size)
-        return tuple(strides[-len(self.shape) :])
+        behind = (math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        return tuple(self.dtype.itemsize * count for count in behind)
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 For tests, and for machines without a GPU.  What is checked, and how: cuda/host/simt.hpp.
 """
 
+import bisect
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,24 +91,35 @@ class Run(Struct, frozen=True):
 
 
 class Memory:
-    """Arrays of which the machine knows the bytes that something wrote.
+    """Arrays of which the machine knows the bytes that something wrote; it keeps them alive.
 
     Any other array counts as written throughout.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[int, NDArray[np.uint8]] = {}
+        self._begins: list[int] = []  # addresses, ascending
+        self._arrays: dict[int, tuple[NDArray[Any], NDArray[np.uint8]]] = {}  # with their marks
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Bytes of 0xff (a NaN, in floats), which no kernel may read before one wrote them."""
         array = np.empty(shape, dtype)
         array.view(np.uint8).reshape(-1)[:] = 0xFF
-        self._marks[array.ctypes.data] = np.zeros(array.nbytes, np.uint8)
+        begin = array.ctypes.data
+        self._arrays[begin] = (array, np.zeros(array.nbytes, np.uint8))
+        bisect.insort(self._begins, begin)
         return array
 
     def marks(self, array: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """A byte per byte of an array of `empty`: 1 where something wrote it."""
-        return self._marks.get(array.ctypes.data)
+        """For an array of `empty`, or a contiguous part of one: a byte per byte, 1 if written."""
+        begin = array.ctypes.data
+        place = bisect.bisect_right(self._begins, begin)
+        if place == 0:
+            return None
+        whole, marks = self._arrays[self._begins[place - 1]]
+        offset = begin - whole.ctypes.data
+        if offset + array.nbytes > whole.nbytes:
+            return None
+        return marks[offset : offset + array.nbytes]
 
 
 class Host:
@@ -176,19 +188,16 @@ class Host:
 def bind(launch: Launch, memory: Memory | None) -> tuple[list[Any], list[Region]]:
     """The arguments' values as the kernel takes them, and the memory that it may touch."""
     values: list[Any] = []
-    regions: dict[int, Region] = {}
+    regions: list[Region] = []
     for argument in launch.arguments:
         if not isinstance(argument, Operand):
             values.append(ctypes.create_string_buffer(argument.value.tobytes()))
             continue
         array: Any = argument.array
         values.append(ctypes.c_void_p(None if array is None else array.ctypes.data))
-        if array is None:
-            continue
-        region = region_of(argument, array, memory)
-        if region.is_writable or array.ctypes.data not in regions:  # of two names, the one written
-            regions[array.ctypes.data] = region
-    return values, list(regions.values())
+        if array is not None:
+            regions.append(region_of(argument, array, memory))
+    return values, regions
 
 
 def region_of(operand: Operand, array: NDArray[Any], memory: Memory | None) -> Region:
