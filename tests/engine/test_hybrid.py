@@ -1,7 +1,7 @@
 """Goal: sequences with recurrent states live as others do: reused, forked, saved, taken back.
 
-Method: a tiny hybrid behind the whole service, and rounds by hand.  Answers after any of it have the
-bits of a run that nothing came before; how much was computed is counted.
+Method: a tiny hybrid behind the whole service, and rounds by hand.  Answers after any of it have
+the bits of a run that nothing came before; how much was computed is counted.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ def test_an_append_only_chat_computes_what_is_new(path):
 
 
 def test_a_chat_whose_answers_have_a_prompts_bits_computes_nothing_twice(path):
-    """Row by row, generated tokens are as good as a prompt's: a next turn finds the whole answer."""
+    """Row by row, generated tokens are as good as a prompt's: the whole answer is found."""
     options = {"context_length": 1024, "slot_count": 1, "attention": "rows"}
     first = Job(PROMPT, 8, GREEDY, reuse=True)
     answer = serve(engine_of(path, **options), [first])[0]

@@ -1,8 +1,8 @@
 """Goal: the bits of a recurrent state depend on its tokens alone, however they came to be computed.
 
-Method: a tiny hybrid and a tiny mixture; a prompt and eight generated tokens alone, in one pass, on
-one thread, are the standard.  Chunks, marks, threads, company, states taken up again and rounds that
-were aborted must give the same bytes; that states matter is shown by leaving one out.
+Method: tiny hybrids; a prompt and eight generated tokens alone, in one pass, on one thread, are the
+standard.  Chunks, marks, threads, company, states taken up again and rounds that were aborted must
+give the same bytes; that states matter is shown by leaving one out.
 """
 
 import numpy as np

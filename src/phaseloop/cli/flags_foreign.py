@@ -79,9 +79,11 @@ IGNORED: dict[str, str] = {
     """,
     "whole prompts are kept instead, see --cache-ram": """
         --cache-idle-slots !--no-cache-idle-slots $CACHE_IDLE_SLOTS =true
+        --swa-full $SWA_FULL
+    """,
+    "states of hybrids are kept every 2048 tokens and at prompts' ends, see --cache-ram": """
         -ctxcp --ctx-checkpoints --swa-checkpoints VALUE $CTX_CHECKPOINTS
         -cms --checkpoint-min-step VALUE $CHECKPOINT_MIN_SPACING_NT
-        --swa-full $SWA_FULL
     """,
     "only a common beginning is reused": """
         --cache-reuse VALUE $CACHE_REUSE =0
