@@ -23,32 +23,11 @@
 // Roofline   4 B per logit, once: V = 151936: 0.6 MB, 0.7 us; but K rounds of some 150 cycles make
 //            4 us of a slice for K = 40, and a row takes as long again.
 // Measured   not yet, for want of a device.
-#include "common.cuh"
+#include "rank.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * WARP;
 constexpr int SLICE = 4096, EACH = SLICE / THREADS;  // logits of a block, and of a thread
 constexpr int CANDIDATES_MAX = 128;
-
-// Orders logits as unsigned integers, and of equal ones the lower token higher.  0 is below all.
-DEVICE u64 key_of(float logit, int token) {
-    if (logit == 0.0f) logit = 0.0f;  // the negative one too
-    const u32 bits = f32_bits(logit);
-    const u32 rank = logit != logit ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
-    return u64(rank) << 32 | u32(~token);
-}
-DEVICE int token_of(u64 key) { return int(~u32(key)); }
-DEVICE float logit_of(u64 key) {
-    const u32 rank = u32(key >> 32);
-    return f32_of(rank >> 31 ? rank & 0x7fffffffu : ~rank);
-}
-
-DEVICE u64 best_of_warp(u64 key SITE) {
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        const u64 other = shuffle_xor(key, distance AT);
-        key = other > key ? other : key;
-    }
-    return key;
-}
 
 // The best key of the block, known to all; `turn` alternates, so that one barrier is enough.
 DEVICE u64 best_of_block(u64 key, u64* found, int turn SITE) {
@@ -144,9 +123,9 @@ struct Chances {  // of a row
 
 // weights[i] = e^(logit i / divisor - the best's), by a whole warp.
 DEVICE void weigh(double* weights, const u64* best, int count, double divisor SITE) {
-    const double top = double(logit_of(load_shared(best AT)));
+    const double top = double(score_of(load_shared(best AT)));
     for (int i = threadIdx.x % WARP; i < count; i += WARP) {
-        const double logit = double(logit_of(load_shared(best + i AT)));
+        const double logit = double(score_of(load_shared(best + i AT)));
         store_shared(weights + i, exp(logit / divisor - top / divisor) AT);
     }
     sync_warp(AT_ONLY);
@@ -162,9 +141,9 @@ DEVICE int drawn(const u64* best, double* weights, int count, const Chances& cha
         sync_warp(AT_ONLY);  // the weights are read before others are written
     }
     if (chances.min_p > 0.0) {
-        const double bound = double(logit_of(load_shared(best AT))) + log(chances.min_p);
+        const double bound = double(score_of(load_shared(best AT))) + log(chances.min_p);
         int enough = 1;
-        while (enough < count && double(logit_of(load_shared(best + enough AT))) >= bound) ++enough;
+        while (enough < count && double(score_of(load_shared(best + enough AT))) >= bound) ++enough;
         count = enough;
     }
     weigh(weights, best, count, chances.temperature AT);
@@ -198,8 +177,8 @@ draw(const u64* keys, const u64* seeds, const int* positions, const int* choices
     while (count < K && (load_shared(best + count) >> 32) > 0x007fffffu) ++count;
     for (int i = threadIdx.x; i < K; i += WARP) {
         const u64 key = load_shared(best + i);
-        store(ids + row * K + i, i < count ? token_of(key) : -1);
-        store(values + row * K + i, i < count ? logit_of(key) : 0.0f);
+        store(ids + row * K + i, i < count ? number_of(key) : -1);
+        store(values + row * K + i, i < count ? score_of(key) : 0.0f);
     }
     const bool is_sound = count > 0 && (load_shared(best) >> 32) < 0xff800000u;
     int token = -1;
@@ -209,7 +188,7 @@ draw(const u64* keys, const u64* seeds, const int* positions, const int* choices
         const double u = uniform(load_constant(seeds + row), load_constant(positions + row),
                                  load_constant(choices + row));
         const int kept = min(count, max(1, load_constant(top_k + row)));
-        token = token_of(load_shared(best + drawn(best, weights, kept, chances, u)));
+        token = number_of(load_shared(best + drawn(best, weights, kept, chances, u)));
     }
     if (threadIdx.x == 0) store(tokens + row, token);
 }
