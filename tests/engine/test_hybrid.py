@@ -158,6 +158,13 @@ def test_a_chat_that_lost_its_slot_finds_its_states_again(path):
     assert kept.kept.cells.size_bytes == len(OTHER) * per_token + 2 * per_state
 
 
+def test_a_snapshot_takes_the_last_states_along(path):
+    engine = engine_of(path, slot_count=1, state_step=16)
+    conversation(engine, [Job(PROMPT, 0, reuse=True), Job(OTHER, 0, reuse=True)])
+    found = engine.snapshots.find(np.array(PROMPT, np.int32))
+    assert found is not None and found.kept.cells.positions == (128, 134, 144, 150)
+
+
 def test_a_snapshot_without_a_state_is_not_made(path):
     engine = engine_of(path, slot_count=1)
     engine.snapshots = Snapshots(1 << 30)
@@ -176,6 +183,15 @@ def test_choices_share_their_prompts_state(path):
     alone = cold(path, Job(PROMPT, 8, SAMPLED))
     assert (together.ids[0], together.likelihoods[0]) == (alone[0][0], alone[1][0])
     assert len(set(together.ids)) == 3
+
+
+def test_prompts_of_a_cohort_share_the_state_of_their_beginning(path):
+    """One computes it, up to where they part; the others fork from it there."""
+    prompts = [(*PROMPT[:100], *words(40)) for _ in range(3)]
+    jobs = [Job(prompt, 5, GREEDY, reuse=True) for prompt in prompts]
+    answers = serve(engine_of(path), jobs, share_length_min=50)
+    assert sorted(answer.cached for answer in answers) == [0, 100, 100]
+    assert [answer.bits for answer in answers] == [cold(path, job) for job in jobs]
 
 
 @pytest.fixture
@@ -222,6 +238,18 @@ def test_a_saved_sequence_goes_on_elsewhere(path, expected):
     for index in range(5):
         tokens += launch(engine, "decode", Lane(2, 1, 0, length + index, 1, 1)).tokens[0]
     assert tokens == expected
+
+
+def test_a_prompt_that_was_saved_leaves_its_states_all_the_same(path):
+    engine = engine_of(path)
+    seat(engine, 0, 1, PROMPT)
+    launch(engine, "prefill", Lane(0, 1, 0, 0, 100, 0))
+    launch(engine, "save", Lane(0, 1, 0, 0, 100, 0), reason="free_memory")
+    engine.release(0, 0, 1)
+    seat(engine, 1, 1, PROMPT, "resume")
+    launch(engine, "restore", Lane(1, 1, 0, 0, 100, 0), reason="resume_saved")
+    launch(engine, "prefill", Lane(1, 1, 0, 100, 50, 0))
+    assert engine.positions(1) == (100, len(PROMPT) - END_MARGIN, len(PROMPT))
 
 
 def test_a_fork_where_there_is_no_state_is_refused(path):

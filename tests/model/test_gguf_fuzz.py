@@ -19,6 +19,7 @@ pytest.importorskip("ggml")
 
 from gguf_mutations import MUTATIONS, mutated, other_data
 from gguf_parts import Key, Parts, scalar, taken_apart
+from hybrid_files import hybrid_file
 from synthetic import decoder_file, gemma_file
 
 from phaseloop.model.gguf_file import ModelError, open_gguf
@@ -41,6 +42,9 @@ def folder(tmp_path_factory) -> Path:
     moe = decoder_file("qwen3moe", "Q4_K", head_norms=True, experts=True, layers=1)
     moe.write(path / "qwen3moe.gguf")
     gemma_file("Q8_0").write(path / "gemma3.gguf")
+    hybrid_file("Q8_0", layers=2, full_attention_interval=2).write(path / "qwen35.gguf")
+    listed = {"attention.recurrent_layers": [False, True, False]}
+    hybrid_file("Q4_K", mixture=True, draft=True, layers=2, **listed).write(path / "qwen35moe.gguf")
     return path
 
 

@@ -234,3 +234,9 @@ def test_the_sizes_of_the_state_are_those_of_the_file(tmp_path):
     assert sizes is not None and sizes.channels == CHANNELS
     assert (sizes.layer_count, sizes.value_heads) == (6, VALUE_HEADS)
     assert len(model.dimensions.ropes) == 2
+
+
+def test_lengths_get_the_epsilon_of_the_norms(tmp_path):
+    _, model = opened(hybrid_file(**{"attention.layer_norm_rms_epsilon": 1e-4}), tmp_path)
+    epsilons = {layer.mixer.spec.epsilon for layer in model.network.layers[:3]}
+    assert epsilons == {float(np.float32(1e-4))}

@@ -55,6 +55,26 @@ def value(held, region, length):
     return values.pop()
 
 
+MIB = 1 << 20
+KNOWN = {  # MiB per sequence, as published for these models
+    (48, 16, 48): 149.625,  # 27B: 48 layers that recur, key heads, value heads
+    (24, 16, 32): 50.25,  # 9B
+    (30, 16, 32): 62.8125,  # 35B-A3B
+}
+
+
+@pytest.mark.parametrize("sizes", KNOWN)
+def test_states_are_as_large_as_is_known(sizes):
+    shape = Recurrence(*sizes, width=128, kernel=4)
+    assert 4 * shape.state_size == KNOWN[sizes] * MIB
+
+
+def test_a_states_size_is_what_its_copies_take():
+    held = states()
+    forward(held, span(0, 0, [1]))
+    assert held.save(0, 1)[0].size_bytes == held.state_bytes == 4 * SHAPE.state_size
+
+
 def test_a_round_leaves_its_state_and_the_one_before():
     held = states()
     forward(held, span(0, 0, [1, 2]))

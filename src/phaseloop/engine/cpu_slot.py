@@ -42,8 +42,7 @@ class Source(Struct, frozen=True):
     def length(self) -> int:
         """How much of the prefix its holder still has."""
         if isinstance(self.holder, Kept):
-            common = common_length(self.holder.ids, self.ids)
-            return reachable(common, self.holder.cells.positions)
+            return common_length(self.holder.ids, self.ids)
         return self.holder.usable(self.ids)
 
 
