@@ -76,6 +76,7 @@ async def test_the_head_comes_before_the_first_token():
         engine.gate.clear()
         async with connected(server, stream=True) as (reader, _):
             head = await reader.readuntil(b"\r\n\r\n")
+            await until(lambda: engine.launches)  # its thread may hear of the round after us
             assert [launch.kind for launch in engine.launches] == ["prefill"]
             engine.gate.set()
             assert head.startswith(b"HTTP/1.1 200")

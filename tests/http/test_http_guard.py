@@ -98,18 +98,20 @@ def test_lengths():
         (b'{"a": NaN}', "no JSON"),
         (b'{"a": 1e999}', "out of range"),
         (b'{"a": ' + b"9" * 5000 + b"}", "out of range"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "must be a JSON object, not a list"),
+        (b"[" * 1_000_000, "more than 500,000 objects and lists"),
+        (b'{"a": 1, "b": "\xff"}', "UTF-8"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b"[]", "must be a JSON object, not a list"),
         (b"null", "must be a JSON object, not null"),
-        (b'"text"', "must be a JSON object, not 'text'"),
-        (b"1", "must be a JSON object, not 1"),
+        (b'"text"', "must be a JSON object, not a string"),
+        (b"1", "must be a JSON object, not a number"),
     ],
     ids=lambda value: repr(value[:20]),
 )
 def test_what_is_no_request_is_refused_with_the_reason(raw, part):
     with pytest.raises(ApiError) as refused:
-        parse_object(raw)
+        parse_object(raw)["a"]
     assert refused.value.status == 400
     assert refused.value.kind == "invalid_request_error"
     assert part in refused.value.message
@@ -120,9 +122,17 @@ def test_a_body_is_read_as_it_stands():
     raw = (
         b' {"a": [1, 2.5, null, true, "\\u00e9\xc3\xa9"], "b": {}, "big": 123456789012345678901}\n'
     )
-    assert parse_object(raw) == {
+    assert dict(parse_object(raw)) == {
         "a": [1, 2.5, None, True, "éé"], "b": {}, "big": 123456789012345678901
     }  # fmt: skip
+
+
+def test_members_that_nobody_asks_for_are_not_made_values():
+    members = parse_object(b'{"known": [1], "junk": {"a": 1e999}}')
+    assert members["known"] == [1]
+    assert members.get("other") is None
+    with pytest.raises(ApiError, match=r"junk: .*out of range"):
+        members["junk"]
 
 
 @pytest.mark.asyncio

@@ -105,6 +105,22 @@ def test_leaving_ends_everybody_at_once_and_the_trace_in_order(tmp_path):
     assert verify(path)
 
 
+def test_whoever_looks_at_the_trace_of_an_idle_server_sees_all_of_it(tmp_path):
+    path, engine = tmp_path / "trace.jsonl", ScriptedEngine()
+
+    async def main(out: BinaryIO) -> int:
+        limits, policy = limits_of(engine.describe()), PRESETS["barrier-fair"]
+        recording = Recording(out, header_for(initial(limits, policy)), pytest.fail)
+        async with Service(engine, limits, policy, recording=recording) as service:
+            with service.gateway.submit([Submission(Request(0, 100))]) as call:
+                await read(call.streams[0])
+            await asyncio.sleep(0)  # the loop has its turn, and finds nothing to do
+            return path.read_bytes().count(b'"event":"RoundCompleted"')
+
+    with path.open("wb") as out:
+        assert asyncio.run(main(out)) == len(engine.launches)
+
+
 def test_a_full_disk_costs_the_trace_and_nothing_else():
     lost: list[OSError] = []
 

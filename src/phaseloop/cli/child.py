@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
+from . import PHASELOOP
 from .client import Address, ClientError, Exchange
 from .errors import UserError
 
@@ -38,7 +39,7 @@ class ChildServer:
     async def __aenter__(self) -> Self:
         """Raises UserError with the end of its log if it does not come up."""
         self._url = asyncio.get_running_loop().create_future()
-        command = (sys.executable, "-m", "phaseloop", "serve", "--port", "0", *self._arguments)
+        command = (*PHASELOOP, "serve", "--port", "0", *self._arguments)
         self._process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
         self._reading = asyncio.create_task(self._read())
         try:

@@ -56,6 +56,10 @@ def by_name(name: str) -> Path:
         return path
     if path.is_dir():
         raise UserError(f"-m {name} is a directory; a GGUF file in it would do")
+    if path.exists():
+        raise UserError(f"-m {name} is no regular file; a GGUF file is needed, to be mapped")
+    if path.is_symlink():
+        raise UserError(f"-m {name} is a link that leads nowhere")
     if name in WHEEL_MODELS:
         found = find_wheel_model(name, WHEEL_MODELS[name])
         if found is None:

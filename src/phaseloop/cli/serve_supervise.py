@@ -8,12 +8,12 @@ other exit code is the server's own decision, and the parent's, too.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 import structlog
 
+from . import PHASELOOP
 from .serve_logs import logs_of
 from .serve_settings import Settings
 
@@ -65,7 +65,7 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.Popen(
-        (sys.executable, "-m", "phaseloop", "serve", *arguments),
+        (*PHASELOOP, "serve", *arguments),
         env=environment,
         process_group=0,
     )

@@ -1,12 +1,43 @@
-"""A request's body as a JSON object; request_fields.py reads its fields."""
+"""A request's body as a JSON object; request_fields.py reads its fields.
 
-from typing import cast
+Making values of JSON holds up everybody, in whatever thread it is done.  So a body is only checked
+as a whole, which is fast, and a member becomes values when it is asked for: what nobody knows costs
+next to nothing.  What can be asked for is bounded by the number of containers.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 from starlette.requests import Request
 
-from .errors import invalid
-from .request_fields import Fields, Json, shown
+from .errors import invalid, invalid_field
+from .request_fields import Fields
+
+CONTAINERS_MAX = 500_000  # objects and arrays; brackets in texts count, too
+KINDS = {b"[": "a list", b'"': "a string", b"n": "null", b"t": "true", b"f": "false"}
+members_decoder = msgspec.json.Decoder(dict[str, Raw])
+T = TypeVar("T")
+
+
+class Members(Mapping[str, Any]):
+    """The members of an object, each read when it is first asked for.  Raises ApiError then."""
+
+    def __init__(self, raw: Mapping[str, Raw]) -> None:
+        self._raw = raw
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  whatever JSON has
+        if name not in self._read:
+            self._read[name] = value_of(name, self._raw[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
 
 
 async def fields_of(request: Request) -> Fields:
@@ -14,14 +45,29 @@ async def fields_of(request: Request) -> Fields:
     return Fields(parse_object(await request.body()))
 
 
-def parse_object(raw: bytes) -> Json:
-    """Raises ApiError for what is no JSON, no object, or has numbers beyond 64-bit floats."""
+def parse_object(raw: bytes) -> Members:
+    """Raises ApiError for what is no JSON, no object, or has more parts than a request needs."""
+    if raw.count(b"{") + raw.count(b"[") > CONTAINERS_MAX:
+        raise invalid(f"the body has more than {CONTAINERS_MAX:,} objects and lists")
     try:
-        value = msgspec.json.decode(raw)
+        raw.decode()  # also what nobody will ask for
+        return Members(members_decoder.decode(raw))
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not UTF-8 (byte {error.start})") from error
+    except msgspec.ValidationError as error:
+        kind = KINDS.get(raw.lstrip()[:1], "a number")
+        raise invalid(f"the body must be a JSON object, not {kind}") from error
     except msgspec.DecodeError as error:
         raise invalid(f"the body is no JSON: {error}") from error
     except RecursionError as error:
         raise invalid("the body is no JSON that can be read: it is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise invalid(f"the body must be a JSON object, not {shown(value)}")
-    return cast(Json, value)
+
+
+def value_of(name: str, raw: Raw) -> Any:  # noqa: ANN401
+    """Raises ApiError, for numbers beyond 64-bit floats among others."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise invalid_field(name, f"{error}") from error
+    except RecursionError as error:
+        raise invalid_field(name, "is nested too deeply") from error

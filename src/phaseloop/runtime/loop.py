@@ -103,6 +103,11 @@ class Stepper:
             return due_ns
         return None if self._deadline_told else self.at_ns
 
+    def flush(self) -> None:
+        """Hand to the operating system what the trace has of the steps so far."""
+        if self._trace is not None:
+            self._guard(self._trace.flush)
+
     def close(self, reason: str, exit_code: int) -> None:
         """Write the trace's footer.  Nothing more is recorded; closing again does nothing."""
         trace, self._trace = self._trace, None
@@ -125,9 +130,7 @@ class Stepper:
         except AssertionError:
             self.close("fault", EXIT_FAULT)
             raise
-        trace = self._trace
-        if trace is not None:
-            self._guard(trace.flush)
+        self.flush()
 
     def _guard(self, write: Callable[[], None]) -> None:
         try:
@@ -150,6 +153,8 @@ async def run(stepper: Stepper, mailbox: Mailbox) -> Stop:
     """
     try:
         while (stop := stepper.stop) is None:
+            if mailbox.is_empty:
+                stepper.flush()  # it may be long until something happens
             stepper.step(await mailbox.next(stepper.deadline_ns()))
     finally:
         late = mailbox.close()

@@ -22,6 +22,10 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._events
+
     def post(self, event: AnyEvent) -> None:
         """Never blocks.  After the loop has ended events have no reader and are dropped."""
         if self.is_closed:
