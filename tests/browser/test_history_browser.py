@@ -115,11 +115,11 @@ def test_a_long_history_is_bounded_and_still_whole(ask):
       history.advance(end);
       const level = history.levelFor(end / 1000, 0);
       const lane = history.lanes[0];
-      return [lane.length <= lane.capacity, lane.capacity, history.isExactSince(0),
+      return [lane.length <= lane.capacity, lane.capacity, lane.forgotten,
               level.width, level.first, shares(2, 0, 1, 3)];
     })()"""
-    bounded, capacity, exact, width, first, (count, sums) = ask([batch(0)], expression)
-    assert bounded and capacity == 1_000_000 and not exact
+    bounded, capacity, forgotten, width, first, (count, sums) = ask([batch(0)], expression)
+    assert bounded and capacity == 1_000_000 and forgotten
     assert (width, first, count) == (64 * SECOND, 0, 2)
     assert sums["decode"] == pytest.approx(255, abs=4)
     assert sums["idle"] == pytest.approx(255, abs=4)

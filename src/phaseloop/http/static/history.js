@@ -7,9 +7,9 @@ const UNKNOWN = 0;
 const STRETCHES_MAX = 2_000_000; // of all slots together
 const LANE_MIN = 4096;
 const SERIES_MAX = 400_000;
-const BUCKETS_MAX = 14_400;
+const BUCKETS_MAX = 230_000;
 const SHARES_MAX = 8_300_000; // bytes of one level
-const WIDTHS = [250e6, 4e9, 64e9]; // ns: an hour, sixteen, ten days of buckets at 64 slots
+const WIDTHS = [250e6, 4e9, 64e9]; // ns; at 64 slots there is room for an hour, sixteen, and ten days
 const LOOK_INDEX = new Map(LOOKS.map((look, index) => [look, index]));
 
 // Numbers in columns, growing up to a bound; then the older half is forgotten.
@@ -48,6 +48,11 @@ export class Series {
   }
 
   onForget() {}
+
+  // How many entries there are between two times.
+  count(from, to) {
+    return this.find(to) - this.find(from);
+  }
 
   // The last entry at or before a time, or -1.
   find(at) {
@@ -206,7 +211,8 @@ export class History {
     this.words = new Words();
     const capacity = Math.max(LANE_MIN, Math.floor(STRETCHES_MAX / head.slot_count));
     this.lanes = Array.from({ length: head.slot_count }, () => new Lane(capacity));
-    this.standing = new Uint8Array(head.slot_count).fill(UNKNOWN);
+    this.phaseRow = head.slot_count; // where the levels keep the phase, as if it were a slot
+    this.standing = new Uint8Array(head.slot_count + 1).fill(UNKNOWN);
     this.turns = new Series(["at", "phase", "cohort", "sealed", "policy"], SERIES_MAX);
     this.queue = new Series(["at", "length", "reason", "request"], SERIES_MAX);
     this.figures = new Series(
@@ -214,7 +220,7 @@ export class History {
     );
     this.ends = new Series(["at", "request", "slot", "reason"], SERIES_MAX);
     this.gaps = []; // [from, to], rare
-    this.levels = WIDTHS.map((width) => new Level(width, head.slot_count));
+    this.levels = WIDTHS.map((width) => new Level(width, head.slot_count + 1));
     for (const level of this.levels) level.begin(atNs);
   }
 
@@ -232,6 +238,7 @@ export class History {
       lane.add(from, UNKNOWN, 0, 0, -1, 0, []);
       this.standing[slot] = UNKNOWN;
     });
+    this.standing[this.phaseRow] = UNKNOWN;
     this.queue.push([from, 0, 0, -1]);
     this.advance(to);
   }
@@ -258,6 +265,7 @@ export class History {
       }
       case "phase": {
         const [, at, phase, cohort, sealed, policy] = record;
+        this.standing[this.phaseRow] = LOOK_INDEX.get(phase) ?? UNKNOWN;
         this.turns.push([at, words.of(phase), cohort, sealed ? 1 : 0, words.of(policy)]);
         break;
       }
@@ -329,11 +337,6 @@ export class History {
       prompt: Math.max(0, now.prompt - before.prompt) / seconds,
       answer: Math.max(0, now.generated - before.generated) / seconds,
     };
-  }
-
-  // Whether every stretch since a time is still there.
-  isExactSince(at) {
-    return this.lanes.every((lane) => !lane.forgotten || lane.oldest() <= at);
   }
 
   // The narrowest level whose buckets reach back to a time, not narrower than a width.

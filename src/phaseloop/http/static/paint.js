@@ -11,9 +11,11 @@ export const PHASE_HEIGHT = 22;
 export const QUEUE_HEIGHT = 34;
 export const AXIS_HEIGHT = 20;
 const LINE_SPACE = 18; // pixels per line, on the average
+const LINES_MIN = 6; // pixels per line; closer ones are only counted
 const LABEL_MIN = 24; // pixels; narrower stretches get none
 const LABEL_AGAIN = 240; // pixels between labels of the same request
-const COARSE_NS_PER_PX = 125e6; // half of the narrowest bucket
+const COARSE_PX = 2; // narrower entries, on the average, are shown as shares
+const QUEUE_PER_PX = 20; // entries of the queue that are looked at one by one
 
 export class Painter {
   constructor(view) {
@@ -44,12 +46,14 @@ export class Painter {
     context.beginPath();
     context.rect(LABEL_WIDTH, 0, this.view.width, height);
     context.clip();
-    const isCoarse = this.isCoarse();
+    const isCoarse = this.areSlotsCoarse();
     for (const lane of this.view.lanes) {
       if (lane.kind === "cohort") continue; // with the lines, below
-      if (lane.kind === "phase") this.drawPhase(lane);
+      if (lane.kind === "phase" && this.isCoarse(this.view.history.turns)) {
+        this.drawShares(lane, this.view.history.phaseRow);
+      } else if (lane.kind === "phase") this.drawPhase(lane);
       else if (lane.kind === "queue") this.drawQueue(lane);
-      else if (isCoarse) this.drawShares(lane);
+      else if (isCoarse) this.drawShares(lane, lane.slot);
       else this.drawStretches(lane);
     }
     this.drawTurns(height);
@@ -61,13 +65,16 @@ export class Painter {
     this.drawLabels();
   }
 
-  isCoarse() {
-    const { history } = this.view;
-    if (this.view.nsPerPx >= COARSE_NS_PER_PX) return true;
-    if (!history.isExactSince(this.view.fromNs)) return true;
-    return history.lanes.some(
-      (lane) => lane.find(this.view.fromNs + this.view.spanNs) - lane.find(this.view.fromNs) > 4 * this.view.width,
-    );
+  // Whether a series is to be shown by shares: it is forgotten, or too dense.
+  isCoarse(series) {
+    const { fromNs, spanNs, width } = this.view;
+    if (series.forgotten && series.oldest() > fromNs) return true;
+    return series.count(fromNs, fromNs + spanNs) > width / COARSE_PX;
+  }
+
+  // All alike, so that they can be compared.
+  areSlotsCoarse() {
+    return this.view.history.lanes.some((lane) => this.isCoarse(lane));
   }
 
   drawStretches({ slot, y, height }) {
@@ -110,7 +117,7 @@ export class Painter {
     context.fillText(text, left + 6, y + height / 2 + 0.5);
   }
 
-  drawShares({ slot, y, height }) {
+  drawShares({ y, height }, row) {
     const { pixels } = this;
     const { history, fromNs, nsPerPx, width } = this.view;
     const level = history.levelFor(nsPerPx, fromNs);
@@ -122,7 +129,7 @@ export class Painter {
       const from = Math.floor(first + column * perColumn);
       const to = Math.max(from + 1, Math.floor(first + (column + 1) * perColumn));
       sums.fill(0);
-      const count = level.sum(slot, from, to, sums);
+      const count = level.sum(row, from, to, sums);
       if (count) pixels.pile(column, sums, 255 * count);
     }
     pixels.endPiles();
@@ -152,7 +159,7 @@ export class Painter {
     const heights = new Float64Array(Math.ceil(this.view.width));
     const end = this.view.fromNs + this.view.spanNs;
     const isOld = series.forgotten && series.oldest() > this.view.fromNs;
-    if (isOld || this.view.nsPerPx >= COARSE_NS_PER_PX) {
+    if (isOld || series.count(this.view.fromNs, end) > QUEUE_PER_PX * this.view.width) {
       const level = history.levelFor(this.view.nsPerPx, this.view.fromNs);
       for (let column = 0; column < heights.length; column++) {
         const from = Math.floor((this.view.fromNs + column * this.view.nsPerPx) / level.width);
@@ -206,6 +213,7 @@ export class Painter {
       if (last?.x === x) last.begins ||= begins;
       else lines.push({ x, begins, index: i });
     }
+    if (lines.length > this.view.width / LINES_MIN) return this.cohortCount(first, end);
     // Where they stand close they only mark their own lane.
     const isDense = lines.length > this.view.width / LINE_SPACE;
     const bottom = isDense ? AXIS_HEIGHT + COHORT_HEIGHT : height;
@@ -216,6 +224,18 @@ export class Painter {
     // The one that has begun before is named at the edge.
     const isNamed = at[first] >= this.view.fromNs || !cohort[first] || isDense;
     if (!isNamed) this.cohortName(cohort[first], first, LABEL_WIDTH);
+  }
+
+  cohortCount(first, end) {
+    const { context } = this;
+    const { turns } = this.view.history;
+    const last = turns.find(end);
+    const count = turns.columns.cohort[last] - turns.columns.cohort[first];
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.fillStyle = this.ink.quiet;
+    const text = `${count.toLocaleString("en-US")} cohorts begin`;
+    context.fillText(text, LABEL_WIDTH + 4, AXIS_HEIGHT + COHORT_HEIGHT / 2);
   }
 
   drawLine(x, bottom, begins) {
