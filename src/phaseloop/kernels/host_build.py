@@ -50,7 +50,7 @@ def host_library(source: Path, entries: Sequence[str], defines: Sequence[str] = 
 
     Entry i is exported as `phaseloop_entry_<i>`.  Raises KernelError with the compiler's words.
     """
-    machine = machine_object()
+    machine = machine_library()
     options = (*host_flags(), *(f"-D{define}" for define in defines))
     include = f"-I{source_directory()}"
     host = source_directory() / "host"
@@ -75,18 +75,23 @@ def host_library(source: Path, entries: Sequence[str], defines: Sequence[str] = 
     return target
 
 
-def machine_object() -> Path:
-    """The scheduler and its checks, compiled once for all libraries."""
+def machine_library() -> Path:
+    """The scheduler and its checks, which all libraries of kernels share.
+
+    Once in a process, as each library with thread-local storage of its own takes some of the little
+    that a process has for those that are loaded late.
+    """
     host = source_directory() / "host"
     sources = [host / name for name in MACHINE]
-    target = build_directory() / f"machine-{digest(sources, *host_flags())}.o"
+    flags = ("-shared", *host_flags(), "-fvisibility=default")
+    target = build_directory() / f"machine-{digest(sources, *flags)}.so"
     if target.is_file():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        built = Path(scratch) / "machine.o"
+        built = Path(scratch) / "machine.so"
         unit = Path(scratch) / "machine_all.cpp"
         unit.write_text("".join(f'#include "{source}"\n' for source in sources))
-        compile_with(["-c", *host_flags(), str(unit), "-o", str(built)], host)
+        compile_with([*flags, str(unit), "-o", str(built)], host)
         built.replace(target)
     return target
 
