@@ -55,7 +55,8 @@ TYPED = {  # flags users type -> what becomes of them
         "--verbose --policy --tg-quantum-ms --pp-quantum-ms --seat-quantum-ms --max-round-ms "
         "--linger-ms --max-queued --max-queue-ms "
         "--output-reserve --client-stall-ms --shutdown-grace-s --phase-control --serial-order "
-        "--trace --trace-content --fast-attention --reuse-generated --supervise --sim --sim-speed"
+        "--repack --no-repack --trace --trace-content --fast-attention --reuse-generated "
+        "--supervise --sim --sim-speed"
     ),
     "ignored": (
         "-tb -ngl --gpu-layers -fa --flash-attn -sm -ts -mg --mlock -lm --no-mmap --numa -ot -cmoe "
@@ -119,6 +120,7 @@ def test_a_line_of_llama_server():
         ("--api-key a,b --api-key c", "api_key", ("a", "b", "c")),  # unless they are collected
         ("-l 5+1 -l 7-inf", "logit_bias", ((5, 1.0), (7, -math.inf))),
         ("--no-slots", "show_slots", False),
+        ("-nr", "repack", False),
         ("--no-slots --slots", "show_slots", True),
         ("--log-colors", "log_colors", "on"),  # stands without a value
         ("--log-colors off", "log_colors", "off"),
@@ -154,6 +156,9 @@ def test_values(line, field, value):
         ("-m x --linger-ms 5 --policy quantum", ("--linger-ms is for barrier",)),
         ("-m x -nocb --policy quantum", ("-nocb", "quantum")),
         ("-m x -np 0", ("-np 0",)),
+        ("-m x --api-key=", ("--api-key ''", "no key", "open to all")),
+        ("-m x --api-prefix api", ("--api-prefix 'api'", "/api")),
+        ("-m x -l 1+x", ("-l '1+x'", "15043-1")),
         ("-m x -hff f.gguf", ("--hf-file goes with -hf",)),
     ],
 )

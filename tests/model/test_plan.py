@@ -13,6 +13,7 @@ from phaseloop.model.plan import (
     PROCESS_BYTES,
     Plan,
     available_memory,
+    copies_bytes,
     plan_memory,
     position_bytes,
     size,
@@ -48,6 +49,19 @@ def test_the_parts_are_what_arithmetic_says(weights):
     assert found.weights_bytes == sum(w.data.nbytes for w in weights.tensors.values())
     logits, rows, masks = 2 * 4 * 4 * VOCABULARY, 2 * 4 * 512 * HIDDEN, 4 * 512 * 512
     assert found.scratch_bytes == PROCESS_BYTES + logits + rows + masks
+
+
+@pytest.mark.parametrize(
+    ("kind", "block_bytes"), [("Q4_0", 18), ("Q4_1", 18 + 4), ("Q4_K", 144), ("Q8_0", 0)]
+)
+def test_copies_are_of_types_that_are_repacked(kind, block_bytes, tmp_path):
+    """Of 32 weights, 256 for Q4_K; a Q4_1 becomes a Q4_0 and an F32 offset."""
+    weights = open_weights(decoder_file("llama", kind).write(tmp_path / "tiny.gguf"))
+    matrices = [one for one in weights.tensors.values() if one.kind == kind]
+    values = sum(one.shape[0] * one.shape[1] for one in matrices)
+    block = 256 if kind == "Q4_K" else 32
+    assert matrices
+    assert copies_bytes(weights) == values // block * block_bytes
 
 
 def test_a_q8_cache_has_34_bytes_for_32_values(weights):

@@ -135,6 +135,20 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def keys(text: str) -> tuple[str, ...]:
+    """An empty one is as a rule a variable of a shell that was never set."""
+    found = listed(text)
+    if not found:
+        raise ValueError("it holds no key, and the API would be open to all; leave it out for that")
+    return found
+
+
+def prefix(text: str) -> str:
+    if text and (not text.startswith("/") or set(text) & set(" ?#")):
+        raise ValueError("the beginning of a path is expected, as in /api")
+    return text
+
+
 def truth(text: str) -> bool:
     if text in TRUE:
         return True

@@ -1,6 +1,7 @@
 """The flags of `phaseloop serve` that say what holds where a request says nothing."""
 
 import json
+import math
 from typing import cast
 
 from .flags import MAYBE, SWITCH, Group, Kind, fraction, integer, one_of, text, used
@@ -13,9 +14,16 @@ def biased(word: str) -> tuple[int, float]:
     for at, character in enumerate(word):
         if character in "+-" and at:
             token, bias = word[:at], word[at:]
-            if token.isdecimal():
+            if token.isdecimal() and is_number(bias):
                 return int(token), float(bias)
     raise ValueError("a token's number and a signed one are wanted, as in 15043-1")
+
+
+def is_number(word: str) -> bool:
+    try:
+        return not math.isnan(float(word))
+    except ValueError:
+        return False
 
 
 def json_object(word: str) -> dict[str, object]:

@@ -57,7 +57,6 @@ IGNORED: dict[str, str] = {
         -lzm --lazy-mode VALUE $LAZY_MODE
         --mlock $MLOCK
         --mmap !--no-mmap $MMAP =true
-        --repack !-nr !--no-repack $REPACK =false
     """,
     "weights are always checked": """
         --check-tensors =true

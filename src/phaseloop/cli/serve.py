@@ -16,6 +16,10 @@ from .serve_supervise import AWAITED, supervise
 HELP = "serve a model over HTTP, with prompts and answers in separate phases"
 
 
+def give_up(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
 def run_line(arguments: Sequence[str]) -> int:
     """The exit code.  Raises UserError."""
     if any(word in ("-h", "--help", "--usage") for word in arguments):
@@ -28,6 +32,7 @@ def run_line(arguments: Sequence[str]) -> int:
     settings, warnings = read_settings(arguments, os.environ)
     if settings.supervise:
         return supervise(arguments, settings)
+    signal.signal(signal.SIGTERM, give_up)  # until the loop takes its place
     listener = bind(settings)
     # Whatever takes its time to be imported is imported now: clients can already connect.
     return import_module("phaseloop.cli.serve_run").run(settings, listener, warnings)

@@ -44,6 +44,7 @@ class Sizes(Struct, frozen=True):
 
     context: int  # of all sequences
     sequence: int  # of one
+    repack: bool
 
 
 def load(settings: Settings, reporter: Reporter) -> Loaded:
@@ -76,6 +77,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
         threads=threads_of(settings),
         cache=cache,
         attention="fast" if settings.fast_attention else "tiled",
+        repack=sizes.repack,
         reuse_generated=settings.reuse_generated,
         cache_ram_bytes=budget_bytes(settings.cache_ram),
         page_count=-(-sizes.context // CONTEXT_STEP),
@@ -104,6 +106,8 @@ def planned(
 ) -> Sizes:
     """A context that fits into memory: the stated one, or as much of the trained one as does."""
 
+    repack = settings.repack
+
     def plan(context: int) -> Plan:
         return plan_memory(
             weights,
@@ -113,10 +117,14 @@ def planned(
             slot_count=slot_count,
             ubatch=settings.ubatch,
             available_bytes=available_memory(),
+            repack=repack,
         )
 
     wanted = settings.context or model.context_length
     found = plan(wanted)
+    if repack and not found.fits:
+        repack, found = False, plan(wanted)  # copies are for speed alone
+        reporter.warn("weights", repacked=False, why="their copies do not fit into memory")
     if not found.fits:
         fitting = found.context_that_fits()
         if fitting < CONTEXT_MIN:
@@ -132,7 +140,7 @@ def planned(
             why=f"one sequence gets {model.context_length} of them, as the model was trained for",
         )
     reporter.say("memory", plan=found.describe())
-    return Sizes(found.context, found.sequence)
+    return Sizes(found.context, found.sequence, repack)
 
 
 def cache_kind(settings: Settings, reporter: Reporter) -> CacheKind:

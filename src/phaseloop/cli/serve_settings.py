@@ -70,6 +70,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     slots: int = -1
     batch: int = 2048
     ubatch: int = 512
+    repack: bool = True
     threads: int = -1
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"

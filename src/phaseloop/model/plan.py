@@ -1,6 +1,8 @@
 """How much memory serving a model takes, said before it is loaded.
 
     weights   mapped from their file; they count whole, as every token reads them all
+    copies    of matrices in the order of ggml's wider kernels, if the CPU and the file's types have
+              such; what of the file was copied is seldom read again, but counts all the same
     cache     keys and values, for as many tokens as all sequences may have together; memory is
               taken as tokens come, but a plan that is met only while nobody asks is none
     states    recurrent ones, where the model has some: per slot that of its last token, the one
@@ -25,6 +27,9 @@ from .weights import Weights
 PROCESS_BYTES = 150 << 20  # interpreter, libraries, graphs
 MASK_BYTES_MAX = 256 << 20  # the backend cuts passes so that masks stay below
 STATES_PER_SLOT = CELLS_PER_REGION + NEWEST_KEPT
+# Types that ggml repacks on some CPU, and how many times a matrix's bytes its copy takes: Q4_1 gets
+# an F32 offset per block of 32 instead of an F16 one.
+COPIES = {"Q4_0": 1.0, "Q4_1": 1.1, "IQ4_NL": 1.0, "MXFP4": 1.0, "Q4_K": 1.0, "Q2_K": 1.0}
 CONTEXT_STEP = 256  # tokens; the page of the ledger
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -37,6 +42,7 @@ class Plan(Struct, frozen=True):
     scratch_bytes: int
     available_bytes: int | None  # None where nobody knows
     states_bytes: int = 0  # of all slots
+    copies_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -44,7 +50,8 @@ class Plan(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.cache_bytes + self.states_bytes + self.scratch_bytes
+        fixed = self.weights_bytes + self.copies_bytes + self.states_bytes + self.scratch_bytes
+        return fixed + self.cache_bytes
 
     @property
     def fits(self) -> bool:
@@ -62,12 +69,13 @@ class Plan(Struct, frozen=True):
         slot = size(self.sequence * self.position_bytes)
         parts = [
             f"weights {size(self.weights_bytes)}",
+            *([f"repacked copies {size(self.copies_bytes)}"] if self.copies_bytes else ()),
             f"KV cache {size(self.cache_bytes)} for {self.context} tokens "
             f"(a slot up to {slot} for {self.sequence})",
             f"scratch {size(self.scratch_bytes)}",
         ]
         if self.states_bytes:
-            parts.insert(2, f"recurrent states {size(self.states_bytes)}")
+            parts.insert(-1, f"recurrent states {size(self.states_bytes)}")
         free = self.available_bytes
         known = "" if free is None else f" of {size(free)} available"
         return f"{', '.join(parts)}: {size(self.total_bytes)}{known}"
@@ -82,6 +90,7 @@ def plan_memory(
     slot_count: int,
     ubatch: int,
     available_bytes: int | None,
+    repack: bool = False,
 ) -> Plan:
     """`context` is of all sequences together; `cache` the GGML type of keys and values."""
     sequence = min(context, model.context_length)
@@ -97,7 +106,14 @@ def plan_memory(
         scratch_bytes=PROCESS_BYTES + logits_bytes + masks_bytes + rows_bytes,
         available_bytes=available_bytes,
         states_bytes=slot_count * STATES_PER_SLOT * state_bytes(model.dimensions),
+        copies_bytes=copies_bytes(weights) if repack else 0,
     )
+
+
+def copies_bytes(weights: Weights) -> int:
+    """At most: whether a type is repacked is up to the CPU."""
+    matrices = (weight for weight in weights.tensors.values() if len(weight.shape) == 2)
+    return round(sum(COPIES.get(one.kind, 0.0) * one.data.nbytes for one in matrices))
 
 
 def position_bytes(dimensions: Dimensions, cache: str) -> int:
