@@ -106,7 +106,7 @@ ENGINE = Group(
             "--repack",
             SWITCH,
             "repack",
-            "copies of weights as ggml's wider kernels want them; they may take as much memory again",
+            "copies of weights for ggml's wider kernels; they may take as much memory again",
             env="LLAMA_ARG_REPACK",
             off="-nr --no-repack",
         ),
