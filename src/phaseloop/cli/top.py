@@ -75,7 +75,8 @@ async def show(address: Address, api_key: str | None) -> None:
                     async for batch in stream:
                         was_there = True
                         board.take(batch)
-                        live.update(screen(board, name, ""), refresh=board.is_due(FRAMES_PER_S))
+                        if board.is_due(FRAMES_PER_S):
+                            live.update(screen(board, name, ""), refresh=True)
                 problem = "the server has ended the stream"
             except NotYet as error:
                 was_there = True
