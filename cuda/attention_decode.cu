@@ -68,34 +68,34 @@ DEVICE Block this_block(const Scoring& scoring, const int* starts, const int* co
     return block;
 }
 
-// A head's keys or values of a page, as halves.  Scales of KvQ8 are in shared memory.
+// A head's keys or values of a page.  Scales of KvQ8 are in shared memory.
 template <class Kind, int D>
 struct Plane {
+    static constexpr int OCTETS = Kind::PIECE / OCTET;  // of a piece
     const uint4* pieces;
     const half* scales;  // [D / 32][256]
 
-    // 8 dimensions of a token: octet `octet` of D / 8.
-    DEVICE uint4 key(int token, int octet SITE) const {
-        if constexpr (Kind::PIECE == KvF16::PIECE) {
-            return load_once(pieces + octet * PAGE + token AT);
-        } else {
-            const uint4 codes = load_once(pieces + octet / 2 * PAGE + token AT);
-            const half scale = load_shared(scales + scale_at(token, octet * OCTET) AT);
-            const u32 pair = bits_of(both(scale));
-            return octet % 2 ? scaled(codes.z, codes.w, uint4{pair, pair, pair, pair})
-                             : scaled(codes.x, codes.y, uint4{pair, pair, pair, pair});
-        }
+    // Dimensions PIECE * number .. of a token; tokens PIECE * number .. of a dimension.
+    DEVICE uint4 key(int token, int number SITE) const {
+        return load_once(pieces + number * PAGE + token AT);
     }
-    // 8 tokens of a dimension: octet `octet` of 256 / 8.
-    DEVICE uint4 value(int octet, int dim SITE) const {
-        if constexpr (Kind::PIECE == KvF16::PIECE) {
-            return load_once(pieces + octet * D + dim AT);
-        } else {
-            const uint4 codes = load_once(pieces + octet / 2 * D + dim AT);
-            const half* at = scales + scale_at(octet * OCTET, dim);
-            const uint4 pairs = load_shared(reinterpret_cast<const uint4*>(at) AT);
-            return octet % 2 ? scaled(codes.z, codes.w, pairs) : scaled(codes.x, codes.y, pairs);
-        }
+    DEVICE uint4 value(int number, int dim SITE) const {
+        return load_once(pieces + number * D + dim AT);
+    }
+    // Octet `octet` of all, which is in the piece, as halves.
+    DEVICE uint4 key_octet(uint4 piece, int token, int octet SITE) const {
+        if constexpr (Kind::PIECE == KvF16::PIECE) return piece;
+        const u32 scale = bits_of(both(load_shared(scales + scale_at(token, octet * OCTET) AT)));
+        return half_of_piece(piece, octet, {scale, scale, scale, scale});
+    }
+    DEVICE uint4 value_octet(uint4 piece, int octet, int dim SITE) const {
+        if constexpr (Kind::PIECE == KvF16::PIECE) return piece;
+        const half* at = scales + scale_at(octet * OCTET, dim);
+        const uint4 pairs = load_shared(reinterpret_cast<const uint4*>(at) AT);
+        return half_of_piece(piece, octet, pairs);
+    }
+    DEVICE static uint4 half_of_piece(uint4 codes, int octet, uint4 pairs) {
+        return octet % 2 ? scaled(codes.z, codes.w, pairs) : scaled(codes.x, codes.y, pairs);
     }
 };
 
@@ -125,14 +125,19 @@ DEVICE void score_keys(float (&s)[TILES][8], const Block& block, const Plane<Kin
         rows[tile] = reinterpret_cast<const uint4*>(q + row * D);
     }
     if (first < block.live) {
-#pragma unroll(TILES == 4 ? 2 : 4)
-        for (int octet = 0; octet < D / OCTET; ++octet) {
-            const uint4 b = keys.key(first + lane, octet AT);
+        constexpr int OCTETS = Plane<Kind, D>::OCTETS;
+#pragma unroll((TILES == 4 ? 2 : 4) / OCTETS)
+        for (int number = 0; number < D / Kind::PIECE; ++number) {
+            const uint4 piece = keys.key(first + lane, number AT);
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
-                const uint4 a = load_constant(rows[tile] + octet AT);
-                mma_row_col(s[tile], a.x, a.y, b.x, b.y AT);
-                mma_row_col(s[tile], a.z, a.w, b.z, b.w AT);
+            for (int octet = number * OCTETS; octet < (number + 1) * OCTETS; ++octet) {
+                const uint4 b = keys.key_octet(piece, first + lane, octet AT);
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile) {
+                    const uint4 a = load_constant(rows[tile] + octet AT);
+                    mma_row_col(s[tile], a.x, a.y, b.x, b.y AT);
+                    mma_row_col(s[tile], a.z, a.w, b.z, b.w AT);
+                }
             }
         }
     }
@@ -198,19 +203,23 @@ DEVICE void weigh(float (&s)[TILES][8], uint4* weights, const float* maxima SITE
 template <class Kind, int D, int TILES, int PARTS>
 DEVICE void multiply_values(float (&c)[TILES][8], const Block& block, const Plane<Kind, D>& values,
                             const uint4* weights, int group, int part SITE) {
-    constexpr int OCTETS = PARTITION_OCTETS / PARTS;
-    const int lane = threadIdx.x % WARP;
-    const int end = min((part + 1) * OCTETS, (block.live + OCTET - 1) / OCTET);
-#pragma unroll(TILES == 4 ? 2 : 4)
-    for (int octet = part * OCTETS; octet < end; ++octet) {
-        const uint4 piece = values.value(octet, group * WARP + lane AT);
-        const uint4 b = first_halves(piece, block.live - octet * OCTET);
+    constexpr int OCTETS = Plane<Kind, D>::OCTETS, PIECES = PARTITION / Kind::PIECE / PARTS;
+    const int lane = threadIdx.x % WARP, dim = group * WARP + lane;
+    const int end = min((part + 1) * PIECES, (block.live + Kind::PIECE - 1) / Kind::PIECE);
+#pragma unroll((TILES == 4 ? 2 : 4) / OCTETS)
+    for (int number = part * PIECES; number < end; ++number) {
+        const uint4 piece = values.value(number, dim AT);
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            const int row = tile * ROWS + fragment_row(lane);
-            const uint4 a = load_shared(weights + octet * TILES * ROWS + row AT);
-            mma_row_col(c[tile], a.x, a.y, b.x, b.y AT);
-            mma_row_col(c[tile], a.z, a.w, b.z, b.w AT);
+        for (int octet = number * OCTETS; octet < (number + 1) * OCTETS; ++octet) {
+            const uint4 all = values.value_octet(piece, octet, dim AT);
+            const uint4 b = first_halves(all, block.live - octet * OCTET);
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                const int row = tile * ROWS + fragment_row(lane);
+                const uint4 a = load_shared(weights + octet * TILES * ROWS + row AT);
+                mma_row_col(c[tile], a.x, a.y, b.x, b.y AT);
+                mma_row_col(c[tile], a.z, a.w, b.z, b.w AT);
+            }
         }
     }
 }

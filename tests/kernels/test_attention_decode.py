@@ -180,7 +180,7 @@ FAULTS = {
     "a key too many": (
         "attention.cuh", "key_position <= row_position", "key_position <= row_position + 1"),
     "a window one off": ("attention.cuh", "- key_position < window", "- key_position <= window"),
-    "what nobody wrote": ("first_halves(piece, block.live - octet * OCTET)", "piece"),
+    "what nobody wrote": ("first_halves(all, block.live - octet * OCTET)", "all"),
     "the cap left out": ("attention.cuh", "cap > 0.0f ?", "cap > 1e9f ?"),
     "scales of another group": (
         "kv.cuh", "dim / GROUP * PAGE + token", "(dim / GROUP ^ 1) * PAGE + token"),
