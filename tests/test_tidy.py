@@ -244,7 +244,7 @@ DISTRIBUTIONS = {  # import name -> where it differs
     "ggml": "ggml-python",
     "prometheus_client": "prometheus-client",
 }
-EXTRAS_OF_LAYERS = {"ops": {"cpu", "cuda"}, "kernels": {"cuda"}, "cli": {"hub", "ray"}}
+EXTRAS_OF_LAYERS = {"ops": {"cpu", "cuda"}, "kernels": {"cuda"}, "cli": {"hub", "plot", "ray"}}
 
 
 def project() -> dict[str, Any]:
@@ -270,7 +270,7 @@ def test_whatever_is_imported_is_declared(path):
 
 
 def test_the_extras_are_those_of_the_design():
-    assert set(project()["optional-dependencies"]) == {"cpu", "cuda", "hub", "ray", "dev"}
+    assert set(project()["optional-dependencies"]) == {"cpu", "cuda", "hub", "plot", "ray", "dev"}
 
 
 def test_every_dependency_is_bounded_and_has_its_reason():

@@ -8,9 +8,10 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 
 from .main import run_module
 
-HELP = "measure what this machine makes of the engine, or of the server"
+HELP = "measure the engine, the policies or the server on this machine"
 SUBJECTS = {  # in the order of the help
     "engine": "prompts and answers per second, beside llama.cpp and the machine's limits",
+    "policies": "one workload under each policy, and beside other servers: throughput and waits",
     "server": "streams through HTTP: tokens per second, gaps, and the cost of a round",
 }
 

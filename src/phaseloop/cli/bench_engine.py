@@ -7,7 +7,6 @@ drawn anew; so what a busy or throttled machine does to one it does to all.
 import os
 import shlex
 import sys
-import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,6 +39,8 @@ from .bench_engine_report import (
     tables,
 )
 from .bench_engine_rows import DECODE_ROUNDS, Rejected, Row, Runner
+from .bench_load import OtherLoad
+from .bench_tables import save
 from .errors import UserError
 from .models import resolve
 
@@ -139,13 +140,6 @@ def show(report: Report) -> None:
         console.print(table)
     for note in notes(report):
         console.print(note, highlight=False)
-
-
-def save(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def programs_of(args: Namespace) -> list[Program]:
@@ -261,29 +255,6 @@ def take(runner: Runner, row: Row, repeat: int) -> Taken:
     except Rejected as error:
         return Taken(repeat, row, runner.name, rejected=str(error))
     return Taken(repeat, row, runner.name, sample.tokens, sample.seconds)
-
-
-class OtherLoad:
-    """How many cores other processes, and other guests of the host, have used from here on."""
-
-    def __init__(self) -> None:
-        self._start_s = time.monotonic()
-        self._before_s = self._others_s()
-
-    def cores(self) -> float:
-        """Programs that were started from here must have ended."""
-        elapsed_s = max(1e-9, time.monotonic() - self._start_s)
-        return max(0.0, self._others_s() - self._before_s) / elapsed_s
-
-    def _others_s(self) -> float:
-        try:
-            first = Path("/proc/stat").read_text().split("\n", 1)[0]
-        except OSError:
-            return 0.0
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
-        all_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        own = os.times()
-        return all_s - own.user - own.system - own.children_user - own.children_system
 
 
 def command_of(args: Namespace, path: Path, programs: Sequence[Program]) -> str:

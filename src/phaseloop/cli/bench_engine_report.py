@@ -2,8 +2,6 @@
 
 import csv
 import io
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.table import Table
 
 from .bench_engine_limits import Limits
 from .bench_engine_rows import Clock, Row
+from .bench_tables import machine, markdown_table, table_of
 from .errors import UserError
 
 BEGIN, END = "<!-- engine: begin -->", "<!-- engine: end -->"
@@ -126,15 +125,6 @@ def tables(report: Report) -> list[Table]:
     return [table_of(cells) for cells in (rate_cells(report), ratio_cells(report))]
 
 
-def table_of(cells: Sequence[Sequence[str]]) -> Table:
-    found = Table()
-    for index, name in enumerate(cells[0]):
-        found.add_column(name, justify="right" if index else "left")
-    for line in cells[1:]:
-        found.add_row(*line)
-    return found
-
-
 def notes(report: Report) -> list[str]:
     peaks = ", ".join(
         f"{kind} {rate / 1e9:.1f}" for kind, rate in report.limits.multiply_adds_per_second.items()
@@ -208,11 +198,6 @@ def as_markdown(report: Report) -> str:
     )
 
 
-def markdown_table(cells: Sequence[Sequence[str]]) -> list[str]:
-    ruler = ["---", *["---:"] * (len(cells[0]) - 1)]
-    return [f"| {' | '.join(line)} |" for line in (cells[0], ruler, *cells[1:])]
-
-
 def check_page(path: Path) -> None:
     """Raises UserError where there is no section to rewrite; before anything is measured."""
     page = read_page(path)
@@ -233,20 +218,3 @@ def read_page(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"--markdown {path}: {reason}") from None
-
-
-def machine() -> dict[str, str]:
-    return {
-        "cpu": cpu_model(),
-        "cores": f"{os.cpu_count()} cores",
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "an unknown CPU"
-    models = [one.split(":", 1)[1].strip() for one in lines if one.startswith("model name")]
-    return models[0] if models else "an unknown CPU"

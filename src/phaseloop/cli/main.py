@@ -30,7 +30,7 @@ COMMANDS = {  # in the order of the help
     "simulate": "run a workload against a policy in virtual time, and measure it",
     "check": "visit every state of the reducer within bounds, and check every promise",
     "replay": "run a recorded trace again: check it, explain it, export it, change it",
-    "bench": "measure what this machine makes of the engine, or of the server",
+    "bench": "measure the engine, the policies or the server on this machine",
 }
 READS_ITS_LINE = ("serve",)  # llama-server's flags are not in argparse's manner
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
