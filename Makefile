@@ -8,6 +8,8 @@ comma := ,
 EXTRAS := cpu,dev$(if $(HAS_GPU),$(comma)cuda)
 STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint fmt check traces bench kernels clean
 
@@ -18,6 +20,7 @@ setup: $(STAMP)  ## a virtual environment in .venv with everything that work her
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV), and building ggml: some two minutes, more on a busy machine'
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
@@ -25,10 +28,10 @@ demo: setup  ## fetch a small model, serve it, show one streamed answer; ARGS='"
 	$(BIN)/phaseloop demo $(ARGS)
 
 test: setup  ## all tests; ARGS="tests/core -k seal" for some
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: setup  ## and those that take an hour: whole grids, long random walks
-	PHASELOOP_WALKS=5000 $(BIN)/python -m pytest -m "grid or not grid" $(ARGS)
+	PHASELOOP_WALKS=5000 $(PYTEST) -m "grid or not grid" $(ARGS)
 
 lint: setup  ## format, style and types
 	$(BIN)/ruff format --check .

@@ -222,10 +222,19 @@ def test_a_bad_variable_is_named():
     assert "LLAMA_ARG_MMPROJ is not supported" in refusal("-m x", LLAMA_ARG_MMPROJ="f")
 
 
+def test_an_empty_variable_is_as_good_as_none():
+    """As compose files and units have them."""
+    found = settings("", LLAMA_ARG_HF_REPO="", LLAMA_ARG_PORT="", LLAMA_API_KEY="")
+    assert (found.hf_repo, found.port, found.api_key) == (None, 8080, ())
+
+
 def test_a_variable_that_nobody_reads_is_told():
     assert warnings("", LLAMA_ARG_CTX_SIZ="1") == (
         "LLAMA_ARG_CTX_SIZ is set, and no flag reads it; did you mean LLAMA_ARG_CTX_SIZE?",
     )
+    assert warnings("", LLAMA_ARG_BOGUS="1") == (
+        "LLAMA_ARG_BOGUS is set, and no flag reads it",
+    )  # what all variables begin with makes none alike
     assert warnings("", LLAMA_ARG_NO_MMAP="1") == (
         "LLAMA_ARG_NO_MMAP has no effect: weights are always mapped from their file as they are",
     )

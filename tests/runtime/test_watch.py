@@ -90,6 +90,22 @@ def test_a_request_that_never_got_a_seat_waited_until_its_end():
     assert spans(stream.timing)["decode"] == 0
 
 
+def test_who_leaves_has_waited_until_then():
+    async def main():
+        shell = Shell(watched=True)
+        with shell.submit(Request(0, 100)) as call:
+            (stream,) = call.streams
+            await anext(stream)
+            await shell.schedule.until(5 * MS // 2)
+        left = spans(stream.timing)
+        await shell.shut_down()
+        return left
+
+    assert run_virtually(main()) == {
+        "queue": 0, "prefill": 2, "prefill_work": 2, "barrier": 0, "decode": 0.5, "decode_work": 0
+    }  # fmt: skip
+
+
 def test_choices_share_one_prompt_and_are_timed_from_its_end():
     """One round computes it, one copies it, then both draw: tokens in 2..6 ms."""
 

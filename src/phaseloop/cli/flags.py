@@ -172,9 +172,9 @@ def on_off_auto(text: str) -> str:
 MAYBE = Kind("[on|off|auto]", on_off_auto, alone="on")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -237,16 +237,17 @@ class Reader:
             if not flag.env:
                 continue
             negated = flag.env.replace(FOREIGN_PREFIX, f"{FOREIGN_PREFIX}NO_")
-            if flag.off and negated != flag.env and negated in environment:
+            if flag.off and negated != flag.env and environment.get(negated):
                 self._set(flag, negated, ["off"])
-            elif flag.env in environment:
+            elif environment.get(flag.env):  # an empty one is as good as none
                 self._set(flag, flag.env, [environment[flag.env]])
         known = {flag.env for flag in self.flags}
         for name in sorted(environment):
             if name.startswith(FOREIGN_PREFIX) and name not in known:
                 positive = name.replace(f"{FOREIGN_PREFIX}NO_", FOREIGN_PREFIX)
                 if positive not in known:
-                    hint = nearest(name, known)
+                    shorts = [one.removeprefix(FOREIGN_PREFIX) for one in known]
+                    hint = nearest(name.removeprefix(FOREIGN_PREFIX), shorts, FOREIGN_PREFIX)
                     self._warnings.append(f"{name} is set, and no flag reads it{hint}")
 
     def _set(self, flag: Flag, word: str, words: list[str]) -> None:

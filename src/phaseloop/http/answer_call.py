@@ -88,6 +88,7 @@ class Answered:
             try:
                 yield reply, WIRES[self._wanted.shape](reply)
             finally:
+                reply.call.close()
                 for stream in reply.call.streams:
                     served.ended(stream)
 

@@ -136,7 +136,7 @@ class Stream:
         self._waiting_tokens = 0
         self._wake()
         if self.outcome is None:
-            self._gateway.post_cancel(self.request.request_id)
+            self.timing.ended_ns = self._gateway.post_cancel(self.request.request_id)
 
     def put(self, item: Item) -> None:
         """From the loop: never blocks."""
@@ -234,8 +234,11 @@ class Gateway:
         self._mailbox.post(RequestArrived(at_ns=self._clock.now_ns(), requests=requests))
         return call
 
-    def post_cancel(self, request_id: RequestId) -> None:
-        self._mailbox.post(RequestCancelled(at_ns=self._clock.now_ns(), request_id=request_id))
+    def post_cancel(self, request_id: RequestId) -> int:
+        """When that was."""
+        at_ns = self._clock.now_ns()
+        self._mailbox.post(RequestCancelled(at_ns=at_ns, request_id=request_id))
+        return at_ns
 
     def post_stop(self, request_id: RequestId, choice: int) -> None:
         at_ns = self._clock.now_ns()

@@ -36,7 +36,7 @@ class Timing:
         self.ready_ns: int | None = None  # its prompt is done
         self.opened_ns: int | None = None  # the round of its first token was launched
         self.first_ns: int | None = None  # that round's end: the first token was delivered
-        self.ended_ns: int | None = None
+        self.ended_ns: int | None = None  # or its client left
         self.prefill_work_ns = 0
         self.decode_work_ns = 0
         self.cached = 0  # prompt tokens found in place, restored, or forked from another request
