@@ -19,6 +19,7 @@ from phaseloop.http.histograms import Durations
 from phaseloop.http.metrics import phaseloop
 from phaseloop.http.phase import SETTINGS
 from phaseloop.runtime import timeline
+from phaseloop.runtime.tally import Tally
 from phaseloop.runtime.watch import Counters
 
 PAGE = (DOCS / "http.md").read_text()
@@ -50,6 +51,7 @@ class Idle:
 
     class watch:
         counters = Counters(ends={"stop": 1})
+        tally = Tally()
 
 
 def test_the_figures_are_those_of_a_scrape():

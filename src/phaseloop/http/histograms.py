@@ -1,34 +1,31 @@
 """How long requests waited and were worked on, as distributions for Prometheus."""
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from phaseloop.runtime.gateway import Stream
+from phaseloop.runtime.tally import SECONDS, Distribution, Tally
 
 NS = 1e9
-# Seconds, upper ends: from a small model's decode round to a prompt of many pages.
-BOUNDS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-    1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0,
-)  # fmt: skip
 
 
-class Histogram:
+class Histogram(Distribution):
+    """Of seconds."""
+
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BOUNDS, seconds)] += 1
-        self._sum_s += seconds
+        super().__init__(SECONDS)
 
     def family(self, name: str, text: str) -> Metric:
-        bounds = [*map(str, BOUNDS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum_s)
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], buckets(self), self.sum)
+        return family
+
+
+def buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    bounds = [*map(str, distribution.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.counts), strict=True))
 
 
 class Durations:
@@ -63,3 +60,27 @@ class Durations:
         yield self.decode.family(name("decode"), "From there to the end of the answer.")
         yield self.first_token.family(name("first_token"), "From the arrival to the first token.")
         yield self.request.family(name("request"), "From the arrival to the end.")
+
+
+def tallied(tally: Tally) -> Iterable[Metric]:
+    """How the policy spends the engine."""
+    name = "phaseloop:{}".format
+    gaps = {"same_phase": tally.gaps_within, "across_switch": tally.gaps_across}
+    text = "From one delivery of tokens to the next, by whether the phase changed between."
+    yield labelled_histogram(name("inter_token_seconds"), text, "gap", gaps)
+    cohorts = HistogramMetricFamily(
+        name("cohort_size"), "Sequences that generate when a decode phase begins."
+    )
+    cohorts.add_metric([], buckets(tally.cohorts), tally.cohorts.sum)
+    yield cohorts
+    text = "Time of rounds by kind."
+    yield labelled_histogram(name("round_seconds"), text, "kind", {**tally.rounds})
+
+
+def labelled_histogram(
+    name: str, text: str, label: str, distributions: Mapping[str, Distribution]
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, one in distributions.items():
+        family.add_metric([value], buckets(one), one.sum)
+    return family

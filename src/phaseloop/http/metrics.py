@@ -18,10 +18,11 @@ from starlette.responses import Response
 
 from phaseloop.core.state import Phase, Role, State
 from phaseloop.runtime.service import Service
+from phaseloop.runtime.tally import Tally
 from phaseloop.runtime.watch import Counters
 
 from .errors import not_supported
-from .histograms import Durations
+from .histograms import Durations, tallied
 from .served import options_of, served_of, serving_of
 from .table import get
 
@@ -140,6 +141,7 @@ class ServiceCollector(Collector):
     def __init__(self, service: Service, durations: Durations) -> None:
         self._state = service.state
         self._counters = service.watch.counters
+        self._tally = service.watch.tally
         self._durations = durations
 
     def collect(self) -> Iterable[Metric]:
@@ -161,7 +163,20 @@ class ServiceCollector(Collector):
         yield by_label("rounds", "Rounds by kind.", "kind", rounds(counters))
         ends = {str(reason): count for reason, count in sorted(counters.ends.items())}
         yield by_label("requests", "Requests by how they ended.", "reason", ends)
+        yield from spent(self._tally)
         yield from self._durations.families()
+        yield from tallied(self._tally)
+
+
+def spent(tally: Tally) -> Iterable[Metric]:
+    yield counted("exclusion_violations", "Rounds of another phase's class.", tally.violations)
+    yield by_label("seals", "Cohorts closed, by why.", "reason", {**tally.seals})
+    for name, text, duration_ns in (
+        ("decode_lane_seconds", "Sequences times the rounds they had.", tally.decode_lane_ns),
+        ("decode_slot_seconds", "Slots times those rounds.", tally.decode_slot_ns),
+        ("decode_lost_seconds", "What is between the two.", tally.lost_slot_ns),
+    ):
+        yield counted(name, text, duration_ns / NS)
 
 
 def roles(state: State) -> dict[str, int]:
@@ -188,7 +203,7 @@ def gauge(name: str, text: str, value: int) -> Metric:
     return GaugeMetricFamily(f"phaseloop:{name}", text, value=value)
 
 
-def counted(name: str, text: str, value: int) -> Metric:
+def counted(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"phaseloop:{name}", text, value=value)
 
 

@@ -24,6 +24,7 @@ from phaseloop.core.vocabulary import (
 )
 
 from .gateway import PROGRESS, Begun, Gateway, Stream
+from .tally import Tally
 
 COMPUTES_PROMPT: tuple[RoundKind, ...] = ("prefill", "encode", "mixed")
 BEGUN = Begun()
@@ -54,10 +55,12 @@ class Watch:
 
     def __init__(self, gateway: Gateway) -> None:
         self.counters = Counters(ends={})
+        self.tally = Tally()
         self._gateway = gateway
 
     def observe(self, event: AnyEvent, before: State, after: State, effects: Effects) -> None:
         at_ns = event.at_ns
+        self.tally.observe(event, before, after, effects)
         if before.phase != after.phase:
             self.counters.phase_changes += 1
         match event:
@@ -121,6 +124,9 @@ class Watch:
     def _on_round(self, event: RoundCompleted, flight: Flight, before: State) -> None:
         prompt_lanes = [lane for lane in flight.lanes if is_prompt_lane(before, flight.kind, lane)]
         self._count(event, flight, prompt_lanes)
+        generating = flight.kind in ("sample", "decode", "mixed")
+        lanes = len(flight.lanes) - len(prompt_lanes) if generating else 0
+        self.tally.on_round(flight.kind, event.duration_ns, lanes, len(before.slots))
         told: set[int] = set()  # a round counts once for a request, however many choices it has
         for lane, result in zip(flight.lanes, event.results, strict=False):
             stream = self._gateway.stream(lane.request_id)
