@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from phaseloop.kernels.contract import Launch, Planned, planned
+from phaseloop.kernels.prefill import prefill
 from phaseloop.kernels.repack import Packed, packed_bytes
 from phaseloop.kernels.skinny import skinny
 
@@ -44,20 +45,22 @@ MODELS = {
         Matrix("output", "Q6_K", 248320, 5120),
     ),
 }
-ROWS = (1, 16, 48)
+ROWS = (1, 16, 48)  # of generated tokens
+PROMPT_ROWS = 2048
 
 
 def cases() -> Iterator[Case]:
     for model, matrices in MODELS.items():
         for matrix in matrices:
-            yield from (skinny_case(model, matrix, rows) for rows in ROWS)
+            yield from (product(model, matrix, rows) for rows in (*ROWS, PROMPT_ROWS))
 
 
-def skinny_case(model: str, matrix: Matrix, rows: int) -> Case:
+def product(model: str, matrix: Matrix, rows: int) -> Case:
     shape = (matrix.rows, matrix.columns)
     weight = Packed(matrix.kind, *shape, planned("u8", packed_bytes(matrix.kind, *shape)))
     x: Planned = planned("f16", rows, matrix.columns)
-    launch = skinny(x, weight, planned("f32", rows, matrix.rows))
+    plan = prefill if rows == PROMPT_ROWS else skinny
+    launch = plan(x, weight, planned("f32", rows, matrix.rows))
     padded = -(-rows // 8) * 8  # tiles of x are whole
     name = f"{matrix.name} [{matrix.rows}, {matrix.columns}], M = {rows}"
     return Case(model, name, launch, 2 * padded * matrix.rows * matrix.columns, "HMMA")

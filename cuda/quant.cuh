@@ -79,6 +79,9 @@ DEVICE u32 component(const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// Of two blocks that share a word, the scale of the even or the odd one.
+DEVICE u32 half_word(u32 word, int block) { return word >> 16 * (block & 1) & 0xffff; }
+
 // --- planes --------------------------------------------------------------------------------------
 
 // One lane's view of its row group.
@@ -112,7 +115,6 @@ struct Planes {
     DEVICE u32 shared_word(int block SITE) const {
         return load_constant(share + block * Type::SHARE / 4 * WARP AT);
     }
-    DEVICE bool has(int block) const { return block < blocks; }
 };
 
 // --- types in blocks of 32 -----------------------------------------------------------------------
@@ -120,35 +122,29 @@ struct Planes {
 // Q4_0, Q5_0, Q4_1, Q5_1: nibbles, perhaps a fifth bit, (d) or (d, m) per block.
 template <int CODE_BITS, bool HAS_OFFSET>
 struct Legacy {
-    static constexpr int BLOCK = 32, UNIT = 64, WIDE = 1, SHARE = HAS_OFFSET ? 0 : 2;
+    static constexpr int BLOCK = 32, UNIT = 32, WIDE = 1, SHARE = HAS_OFFSET ? 0 : 2;
     static constexpr int WORDS = (CODE_BITS == 5) + HAS_OFFSET;
     static constexpr int STEP_BIAS = 0, CODE_BIAS = HAS_OFFSET ? 0 : CODE_BITS == 5 ? 16 : 8;
     static constexpr bool HAS_STEPS = false;
     static constexpr int STEP_OCTETS = 4;
-    struct Raw { uint4 codes[2]; u32 high[2], scale[2]; };
+    struct Raw { uint4 codes; u32 high, scale; };
 
     static DEVICE Raw fetch(const Planes<Legacy>& planes, int unit SITE) {
-        Raw raw{};
-        for (int strip = 0; strip < 2; ++strip) {
-            const int block = 2 * unit + strip;
-            if (!planes.has(block)) break;
-            raw.codes[strip] = planes.piece(block, 0 AT);
-            if constexpr (CODE_BITS == 5) raw.high[strip] = planes.word(block, 0 AT);
-            if constexpr (HAS_OFFSET) raw.scale[strip] = planes.word(block, WORDS - 1 AT);
-        }
-        if constexpr (!HAS_OFFSET) raw.scale[0] = planes.shared_word(2 * unit AT);
+        Raw raw{planes.piece(unit, 0 AT), 0, 0};
+        if constexpr (CODE_BITS == 5) raw.high = planes.word(unit, 0 AT);
+        if constexpr (HAS_OFFSET) raw.scale = planes.word(unit, WORDS - 1 AT);
+        else raw.scale = planes.shared_word(unit AT);
         return raw;
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        const u32 word = component(raw.codes[strip], octet);
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+        const u32 word = component(raw.codes, octet);
         if constexpr (CODE_BITS == 4) return nibble_codes<CODE_BIAS>(word, codes);
-        const u32 high = raw.high[strip];
-        nibble_codes<CODE_BIAS>(word, codes, [=](int p, int shift) {
-            return with_bits(high, 4 * octet + p, shift + 4, 1);
+        nibble_codes<CODE_BIAS>(word, codes, [&](int p, int shift) {
+            return with_bits(raw.high, 4 * octet + p, shift + 4, 1);
         });
     }
-    static DEVICE u32 base(const Raw& raw, int, int strip) {
-        return HAS_OFFSET ? raw.scale[strip] : raw.scale[0] >> 16 * strip & 0xffff;
+    static DEVICE u32 base(const Raw& raw, int unit, int) {
+        return HAS_OFFSET ? raw.scale : half_word(raw.scale, unit);
     }
     static DEVICE u32 steps(const Raw&, int, int, int) { return 0; }
 };
@@ -169,13 +165,14 @@ struct Q8_0 {
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         for (int i = 0; i < 2; ++i) {
             // With its sign bit flipped a byte is 128 over its value.
-            const u32 bytes = component(raw.codes[octet / 2], octet % 2 * 2 + i) ^ 0x80808080;
+            const u32 bytes = component(octet < 2 ? raw.codes[0] : raw.codes[1],
+                                        octet % 2 * 2 + i) ^ 0x80808080;
             codes[2 * i] = byte_pair<128>(bytes, false);
             codes[2 * i + 1] = byte_pair<128>(bytes, true);
         }
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
-        return raw.scale >> 16 * (unit & 1) & 0xffff;
+        return half_word(raw.scale, unit);
     }
     static DEVICE u32 steps(const Raw&, int, int, int) { return 0; }
 };
@@ -191,52 +188,42 @@ DEVICE void iq4_codes(u32 word, half2 (&codes)[4]) {
 }
 
 struct IQ4_NL {
-    static constexpr int BLOCK = 32, UNIT = 64, WIDE = 1, WORDS = 0, SHARE = 2, STEP_BIAS = 0;
+    static constexpr int BLOCK = 32, UNIT = 32, WIDE = 1, WORDS = 0, SHARE = 2, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = false;
     static constexpr int STEP_OCTETS = 4;
-    struct Raw { uint4 codes[2]; u32 scale; };
+    struct Raw { uint4 codes; u32 scale; };
 
     static DEVICE Raw fetch(const Planes<IQ4_NL>& planes, int unit SITE) {
-        Raw raw{};
-        raw.codes[0] = planes.piece(2 * unit, 0 AT);
-        if (planes.has(2 * unit + 1)) raw.codes[1] = planes.piece(2 * unit + 1, 0 AT);
-        raw.scale = planes.shared_word(2 * unit AT);
-        return raw;
+        return {planes.piece(unit, 0 AT), planes.shared_word(unit AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        iq4_codes(component(raw.codes[strip], octet), codes);
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+        iq4_codes(component(raw.codes, octet), codes);
     }
-    static DEVICE u32 base(const Raw& raw, int, int strip) {
-        return raw.scale >> 16 * strip & 0xffff;
-    }
+    static DEVICE u32 base(const Raw& raw, int unit, int) { return half_word(raw.scale, unit); }
     static DEVICE u32 steps(const Raw&, int, int, int) { return 0; }
 };
 
 // Codes are 4-bit floats: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.  As halves their lower
 // byte is 0, so the table holds upper bytes.  d is a power of two, 2^(byte - 127).
 struct MXFP4 {
-    static constexpr int BLOCK = 32, UNIT = 64, WIDE = 1, WORDS = 0, SHARE = 1, STEP_BIAS = 0;
+    static constexpr int BLOCK = 32, UNIT = 32, WIDE = 1, WORDS = 0, SHARE = 1, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = false;
     static constexpr int STEP_OCTETS = 4;
-    struct Raw { uint4 codes[2]; u32 exponents; };
+    struct Raw { uint4 codes; u32 exponents; };
 
     static DEVICE Raw fetch(const Planes<MXFP4>& planes, int unit SITE) {
-        Raw raw{};
-        raw.codes[0] = planes.piece(2 * unit, 0 AT);
-        if (planes.has(2 * unit + 1)) raw.codes[1] = planes.piece(2 * unit + 1, 0 AT);
-        raw.exponents = planes.shared_word(2 * unit AT) >> 16 * (unit & 1);
-        return raw;
+        return {planes.piece(unit, 0 AT), planes.shared_word(unit AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         const Table table = {{0x3e3c3800, 0x46444240, 0xbebcb880, 0xc6c4c2c0}};
-        const uint2 bytes = look_up(component(raw.codes[strip], octet), table);
+        const uint2 bytes = look_up(component(raw.codes, octet), table);
         codes[0] = half2_of(__byte_perm(bytes.x, 0, 0x1404));
         codes[1] = half2_of(__byte_perm(bytes.x, 0, 0x3424));
         codes[2] = half2_of(__byte_perm(bytes.y, 0, 0x1404));
         codes[3] = half2_of(__byte_perm(bytes.y, 0, 0x3424));
     }
-    static DEVICE u32 base(const Raw& raw, int, int strip) {
-        return bits_of(to_f16(f32_of((raw.exponents >> 8 * strip & 0xff) << 23)));
+    static DEVICE u32 base(const Raw& raw, int unit, int) {
+        return bits_of(to_f16(f32_of((raw.exponents >> 8 * (unit & 3) & 0xff) << 23)));
     }
     static DEVICE u32 steps(const Raw&, int, int, int) { return 0; }
 };
@@ -252,7 +239,11 @@ struct F16 {
                  planes.piece(unit, 3 AT)}};
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        for (int p = 0; p < 4; ++p) codes[p] = half2_of(component(raw.codes[octet], p));
+        // By comparisons, for an octet that is not known when compiling must not index registers.
+        const uint4 lower = octet == 0 ? raw.codes[0] : raw.codes[1];
+        const uint4 upper = octet == 2 ? raw.codes[2] : raw.codes[3];
+        const uint4 piece = octet < 2 ? lower : upper;
+        for (int p = 0; p < 4; ++p) codes[p] = half2_of(component(piece, p));
     }
 };
 
@@ -281,48 +272,35 @@ DEVICE u32 packed_steps(const uint4& header, int sub) {
     return (scales >> shift & 0xff) | (offsets >> shift & 0xff) << 16;
 }
 
-struct Q4_K {
-    static constexpr int BLOCK = 256, UNIT = 64, WIDE = 9, WORDS = 0, SHARE = 0, STEP_BIAS = 0;
-    static constexpr bool HAS_STEPS = true;
-    static constexpr int STEP_OCTETS = 4;
-    struct Raw { uint4 codes[2], header; };
-
-    static DEVICE Raw fetch(const Planes<Q4_K>& planes, int unit SITE) {
-        const int block = unit / 4, sub = unit % 4 * 2;
-        return {{planes.piece(block, sub AT), planes.piece(block, sub + 1 AT)},
-                planes.header(block, 8 AT)};
-    }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        nibble_codes<0>(component(raw.codes[strip], octet), codes);
-    }
-    // The header's first word is (d, dmin); the offset is subtracted.
-    static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
-    static DEVICE u32 steps(const Raw& raw, int unit, int strip, int) {
-        return packed_steps(raw.header, unit % 4 * 2 + strip);
-    }
-};
-
-struct Q5_K {  // as Q4_K, with a fifth bit; a unit is one sub-block, since registers are short
-    static constexpr int BLOCK = 256, UNIT = 32, WIDE = 9, WORDS = 8, SHARE = 0, STEP_BIAS = 0;
+template <int CODE_BITS>
+struct SuperOffset {
+    static constexpr int BLOCK = 256, UNIT = 32, WIDE = 9, WORDS = CODE_BITS == 5 ? 8 : 0;
+    static constexpr int SHARE = 0, STEP_BIAS = 0;
     static constexpr bool HAS_STEPS = true;
     static constexpr int STEP_OCTETS = 4;
     struct Raw { uint4 codes, header; u32 high; };
 
-    static DEVICE Raw fetch(const Planes<Q5_K>& planes, int unit SITE) {
+    static DEVICE Raw fetch(const Planes<SuperOffset>& planes, int unit SITE) {
         const int block = unit / 8, sub = unit % 8;
-        return {planes.piece(block, sub AT), planes.header(block, 8 AT),
-                planes.word(block, sub AT)};
+        Raw raw{planes.piece(block, sub AT), planes.header(block, 8 AT), 0};
+        if constexpr (CODE_BITS == 5) raw.high = planes.word(block, sub AT);
+        return raw;
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        nibble_codes<0>(component(raw.codes, octet), codes, [&](int p, int shift) {
+        const u32 word = component(raw.codes, octet);
+        if constexpr (CODE_BITS == 4) return nibble_codes<0>(word, codes);
+        nibble_codes<0>(word, codes, [&](int p, int shift) {
             return with_bits(raw.high, 4 * octet + p, shift + 4, 1);
         });
     }
+    // The header's first word is (d, dmin); the offset is subtracted.
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
     static DEVICE u32 steps(const Raw& raw, int unit, int, int) {
         return packed_steps(raw.header, unit % 8);
     }
 };
+using Q4_K = SuperOffset<4>;
+using Q5_K = SuperOffset<5>;
 
 struct Q6_K {
     static constexpr int BLOCK = 256, UNIT = 32, WIDE = 8, WORDS = 20, SHARE = 2, STEP_BIAS = 128;
@@ -338,13 +316,13 @@ struct Q6_K {
                 planes.shared_word(block AT)};
     }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        const u32 high = raw.high[octet / 2];
+        const u32 high = octet < 2 ? raw.high[0] : raw.high[1];
         nibble_codes<32>(component(raw.codes, octet), codes, [=](int p, int shift) {
             return with_bits(high, 2 * (octet % 2 * 4 + p), shift + 4, 3);
         });
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
-        return raw.scale >> 16 * (unit / 8 & 1) & 0xffff;
+        return half_word(raw.scale, unit / 8);
     }
     static DEVICE u32 steps(const Raw& raw, int, int, int octet) {
         return (raw.steps ^ 0x80808080) >> 8 * (octet / 2) & 0xff;
@@ -406,7 +384,7 @@ struct Q3_K {
                        });
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
-        return raw.scale >> 16 * (unit / 4 & 1) & 0xffff;
+        return half_word(raw.scale, unit / 4);
     }
     static DEVICE u32 steps(const Raw& raw, int, int strip, int octet) {
         return raw.steps >> 8 * (2 * strip + octet / 2) & 0xff;

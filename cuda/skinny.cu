@@ -56,12 +56,6 @@ DEVICE void finish(const float* partial, int stride, const float* bias, const fl
     store(y + element, sum AT);
 }
 
-template <class Type>
-DEVICE int strips_of(int unit, int K) {  // a unit at K's end may be half a unit
-    constexpr int STRIPS = Type::UNIT / STRIP;
-    return Type::BLOCK == STRIP && STRIPS > 1 ? min(STRIPS, K / STRIP - unit * STRIPS) : STRIPS;
-}
-
 // Blocks that a multiprocessor should hold: 64 and 80 registers, and more for Q3_K's many parts.
 template <class Type, int TILES>
 constexpr int RESIDENT = 5 - TILES - IS_SAME<Type, Q3_K>;
@@ -72,7 +66,7 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
        int M, int N, int K) {
     SHARED(float, partial, K_WARPS * TILES * ROWS * PITCH);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int units = (K + Type::UNIT - 1) / Type::UNIT;
+    const int units = K / Type::UNIT;
     const Planes<Type> planes(weight, blockIdx.x, gridDim.x, K / Type::BLOCK, lane);
     int rows[TILES];  // where the lane's rows of x begin; those beyond M repeat the last
     for (int tile = 0; tile < TILES; ++tile) {
@@ -85,10 +79,8 @@ skinny(const half* x, const uint4* weight, const float* bias, const float* resid
     for (int unit = warp; unit < units; unit += K_WARPS) {
         const typename Type::Raw raw = next;
         if (unit + K_WARPS < units) next = Type::fetch(planes, unit + K_WARPS);
-        const int strips = strips_of<Type>(unit, K);
 #pragma unroll
         for (int strip = 0; strip < Type::UNIT / STRIP; ++strip) {
-            if (strip >= strips) break;
             half2 scale;
 #pragma unroll
             for (int octet = 0; octet < STRIP / OCTET; ++octet) {
@@ -156,7 +148,7 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
     static_assert(K_WARPS * ROWS * STAGED_PITCH <= 2 * STAGED * 4, "the sums fit the same memory");
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % K_WARPS;
     const int side = threadIdx.x / (WARP * K_WARPS), groups = (N + WARP - 1) / WARP;
-    const int units = (K + Type::UNIT - 1) / Type::UNIT, turns = (units + K_WARPS - 1) / K_WARPS;
+    const int units = K / Type::UNIT, turns = (units + K_WARPS - 1) / K_WARPS;
     // An odd last group is computed twice, and stored once.
     const int group = min(int(blockIdx.x) * N_WARPS + side, groups - 1);
     const Planes<Type> planes(weight, group, groups, K / Type::BLOCK, lane);
@@ -167,7 +159,6 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
     stage<TILES>(mine, x, warp * Type::UNIT, thread, M, K);
     for (int turn = 0; turn < turns; ++turn) {
         const int unit = turn * K_WARPS + warp;
-        const int strips = unit < units ? strips_of<Type>(unit, K) : 0;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip) {
             const int number = turn * STRIPS + strip;
@@ -179,7 +170,7 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
                                                  : (unit + K_WARPS) * Type::UNIT;
                 stage<TILES>(mine + (number + 1) % 2 * STAGED, x, k, thread, M, K);
             }
-            if (strip >= strips) continue;
+            if (unit >= units) continue;
             const uint4* staged = mine + number % 2 * STAGED;
             half2 scale;
 #pragma unroll
