@@ -262,6 +262,7 @@ def test_a_fork_where_there_is_no_state_is_refused(path):
 
 def test_a_shift_is_refused_with_a_remedy(path):
     engine, _ = begun(path, PROMPT)
+    assert not engine.describe().can_shift
     outcome = launch(engine, "shift", Lane(0, 1, 0, 10, 50, 0), reason="context_full")
     (failed,) = outcome.results
     assert "nothing can be dropped: use a larger context" in failed.reason

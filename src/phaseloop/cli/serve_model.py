@@ -66,6 +66,9 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     vocabulary = vocabulary_of(weights.metadata)
     for note in vocabulary.notes:
         reporter.warn("tokenizer", note=note)
+    if settings.context_shift and model.dimensions.recurrence is not None:
+        why = "nothing can be dropped from recurrent states; answers end where the context does"
+        reporter.warn("no context shift", why=why)
     cache = cache_kind(settings, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO
     sizes = planned(weights, model, settings, cache, slot_count, reporter)

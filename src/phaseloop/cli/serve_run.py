@@ -199,7 +199,7 @@ def served_of(settings: Settings, service: Service, ready: Ready) -> Served:
         breaker_texts=ready.words.breaker_texts,
         cache_prompt=settings.cache_prompt,
         queue_wait_ns_max=queue_wait_ns(settings),
-        context_shift=settings.context_shift,
+        context_shift=settings.context_shift and service.description.can_shift,
         prefills=settings.prefill_assistant,
         reasoning_format="none" if settings.reasoning_format == "none" else "auto",
         template_variables=template_variables(settings),

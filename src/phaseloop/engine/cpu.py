@@ -96,6 +96,7 @@ class ModelEngine:
             page_length=PAGE_LENGTH,
             can_save=True,
             forks_anywhere=not self._is_recurrent,
+            can_shift=not self._is_recurrent,
             cache_ram_bytes=self.snapshots.budget_bytes,
             reuses_generated=reuse_generated,
             unstable=unstable,

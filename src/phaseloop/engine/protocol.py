@@ -59,6 +59,7 @@ class Description(Struct, frozen=True):
     shares_pages: bool = False
     forks_anywhere: bool = False
     cache_ram_bytes: int = 0  # most that prefixes in host RAM may take
+    can_shift: bool = True  # sequences can lose their middle (context shift)
     reuses_generated: bool = False  # a prompt may find state that was computed as generated tokens
     # What makes the bits of an answer depend on its company, in words; nothing where P3 holds.
     unstable: tuple[str, ...] = ()
