@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_shapes import Case, cases
+from kernel_shapes_attention import attention_cases
 
 from phaseloop.kernels.budgets import Budget, read_budgets, resident_blocks
 from phaseloop.kernels.contract import traffic_bytes
@@ -86,9 +87,9 @@ def compiled_row(budget: Budget, module: Compiled) -> str:
 
 def floors_table() -> str:
     return table(
-        "| model: matrix [N, K], rows | kernel | MB moved | at 900 GB/s, us | GFLOP "
+        "| model: matrix [N, K], rows, or operation | kernel | MB moved | at 900 GB/s, us | GFLOP "
         "| arithmetic, us | bound by |",
-        (floors_row(case) for case in cases()),
+        (floors_row(case) for case in (*cases(), *attention_cases())),
     )
 
 

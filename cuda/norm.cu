@@ -58,7 +58,7 @@ DEVICE float4 weighted(float4 p, float factor, float4 w) {
 }
 
 template <int PASSES>
-KERNEL(THREADS, PASSES <= 4 ? 4 : PASSES <= 8 ? 2 : 1)
+KERNEL(THREADS, PASSES <= 4 ? 4 : PASSES <= 6 ? 3 : PASSES <= 8 ? 2 : 1)
 rms_norm(float* x, const float* delta, const float* delta_weight, const float* weight, half* y_half,
          float* y_full, float epsilon, int K) {
     const size_t row = size_t(blockIdx.x) * K;
