@@ -7,8 +7,8 @@
 //   Silu(x) = x / (1 + e^-x); Gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 //
 // Shapes     gate, up: f32 [T, F]; y: f16 [T, F]; x: f32 [count].  F and count are multiples of 4,
-//            all arrays 16-byte aligned.  gate_heads: projected f32 [rows, 2 D], a head's queries and
-//            then its gates; y f16 [rows, D], D % 4 == 0; a row is a token's head.
+//            all arrays 16-byte aligned.  gate_heads: projected f32 [rows, 2 D], a head's queries
+//            and then its gates; y f16 [rows, D], D % 4 == 0; a row is a token's head.
 // Numerics   f32; y is rounded once, to infinity where f16 cannot hold it.  Relative 1e-5 before.
 // Mapping    a thread per 4 elements.
 // Roofline   gated: 10 B per element, soft_cap 8 B: bytes bound both.  F = 17408, T = 1: 0.17 MB,

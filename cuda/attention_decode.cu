@@ -7,10 +7,11 @@
 //   attend_partition: for each partition of 256 positions, m = max_p s, l = sum_p e^(s - m),
 //                     o[:] = sum_p e^(s - m) v[p,:].  merge_partitions: y from all m, l and o.
 //
-// Shapes     q: f16 [L, W, H, D], lane l's rows t < counts[l] <= W at positions starts[l] + t, whose
-//            keys are cached; starts, counts: i32 [L]; table: i32 [L, pages]; the cache: kv.cuh;
-//            o: f32 [L, W, H, slots, D], stats: f32 [L, W, H, slots, 2]; y: f16 [L, W, H, D].
-//            G = H / HKV.  D is 64, 96, 128, 192 or 256.  Rows from counts[l] on are left alone.
+// Shapes     q: f16 [L, W, H, D], lane l's rows t < counts[l] <= W at positions starts[l] + t,
+//            whose keys are cached; starts, counts: i32 [L]; table: i32 [L, pages]; the cache:
+//            kv.cuh; o: f32 [L, W, H, slots, D], stats: f32 [L, W, H, slots, 2]; y: f16 [L, W, H,
+//            D]. G = H / HKV.  D is 64, 96, 128, 192 or 256.  Rows from counts[l] on are left
+//            alone.
 // Numerics   products of halves, sums in f32; e^(s - m) is rounded to f16, in l as in o.  Against
 //            f64: relative L2 <= 1e-3.  Partitions begin at multiples of 256, keys that a row does
 //            not see add exact zeros, and partitions merge in a fixed order: so a row's bits depend
@@ -160,7 +161,8 @@ DEVICE void across_keys(float* found, const float (&s)[TILES][8] SITE) {
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {  // a lane has two rows of a tile, four keys of each
-            float value = join(join(s[tile][i], s[tile][i + 1]), join(s[tile][i + 4], s[tile][i + 5]));
+            float value =
+                join(join(s[tile][i], s[tile][i + 1]), join(s[tile][i + 4], s[tile][i + 5]));
             value = join(value, shuffle_xor(value, 2 AT));
             value = join(value, shuffle_xor(value, 4 AT));
             value = join(value, shuffle_xor(value, 8 AT));
@@ -295,7 +297,7 @@ attend_partition(const half* q, const void* keys, const half* key_scales, const 
     }
 }
 
-// --- merging --------------------------------------------------------------------------------------
+// --- merging -------------------------------------------------------------------------------------
 
 template <int D>
 KERNEL(THREADS, 4)

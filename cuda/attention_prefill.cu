@@ -19,10 +19,10 @@
 //            D.  A quad-pair multiplies 8 of a warp's 32 rows; all four share the B operand.  Keys
 //            and values pass through one buffer, the next tile's in registers meanwhile; weights go
 //            through shared memory.  Pieces lie as kv.cuh has them: every operand is a piece.
-// Roofline   4 D flop per row and key seen; a key is read once per 64 rows: D = 128, G = 4: 512 flop
-//            per row for 8 B, so tensor cores bound it.  For D = 128 they get 3 loads of 16 B from
-//            shared memory per 4 mma of keys, 5 per 8 of values: its bandwidth is the tighter bound,
-//            at some 75 % of what HMMA sustains.
+// Roofline   4 D flop per row and key seen; a key is read once per 64 rows: D = 128, G = 4: 512
+//            flop per row for 8 B, so tensor cores bound it.  For D = 128 they get 3 loads of 16 B
+//            from shared memory per 4 mma of keys, 5 per 8 of values: its bandwidth is the tighter
+//            bound, at some 75 % of what HMMA sustains.
 //            H = 32, D = 128, a chunk of 2048 at position 0: 34 GFLOP per layer, 0.7 ms at 50 TF.
 // Measured   not yet, for want of a device.
 #include "attention.cuh"

@@ -1,4 +1,5 @@
-// cells: what happens to cached keys and values between rounds.  Wrapper: phaseloop/kernels/cells.py.
+// cells: what happens to cached keys and values between rounds.
+// Wrapper: phaseloop/kernels/cells.py.
 //
 //   copy_pages   page pairs[i][1] = page pairs[i][0], of any plane of a cache: a fork's last page
 //   unpack       the same from KvQ8 to KvF16, each product of code and scale rounded once: what
@@ -28,7 +29,8 @@ copy_pages(uint4* plane, const int* pairs, int page_words) {
     if (word >= page_words) return;
     const int source = load_constant(pairs + 2 * blockIdx.y);
     const int target = load_constant(pairs + 2 * blockIdx.y + 1);
-    store(plane + size_t(target) * page_words + word, load(plane + size_t(source) * page_words + word));
+    store(plane + size_t(target) * page_words + word,
+          load(plane + size_t(source) * page_words + word));
 }
 
 // blockIdx.z is 2 * pair, or 2 * pair + 1 for the values.
@@ -58,7 +60,7 @@ unpack(const uint4* keys, const half* key_scales, const uint4* values, const hal
     }
 }
 
-// --- shift ----------------------------------------------------------------------------------------
+// --- shift ---------------------------------------------------------------------------------------
 
 // A lane's 8 dimensions of a key.
 template <class Kind>
@@ -76,7 +78,8 @@ DEVICE Octet read_key(const Place& from SITE) {
         }
     } else {
         const half* plane = static_cast<const half*>(from.elements);
-        const uint4 piece = load(reinterpret_cast<const uint4*>(plane + key_at<KvF16>(from.token, dim)) AT);
+        const uint4 piece =
+            load(reinterpret_cast<const uint4*>(plane + key_at<KvF16>(from.token, dim)) AT);
         const u32 words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
         for (int j = 0; j < OCTET; ++j) {

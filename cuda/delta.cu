@@ -20,8 +20,8 @@
 // Numerics   f32, every sum in a fixed order, rows one after the other: so a row's bits depend on
 //            its sequence alone, however it was cut.  Relative L2 <= 1e-5 for some hundred rows.
 // Mapping    convolve: a warp per head of channels and 32 rows, a lane has S / 32 channels.
-//            recur: a warp keeps 4 rows v of a head's state in registers, S / 32 elements of each row per
-//            lane, through all rows of a lane.  gated_norm: a warp per row and head.
+//            recur: a warp keeps 4 rows v of a head's state in registers, S / 32 elements of each
+//            row per lane, through all rows of a lane.  gated_norm: a warp per row and head.
 // Roofline   recur reads and writes the state: HV = 48, S = 128: 6.3 MB per lane, 7 us, whatever
 //            else; 7 flop per element of it and row.  For prompts the chain of rows bounds it: some
 //            400 cycles each, 0.6 ms for 2048.
@@ -46,7 +46,7 @@ DEVICE Lane lane_at(const int* firsts, const int* counts, const int* reads, cons
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(exp_f32(-fabsf(x))); }
 
-// --- convolution ----------------------------------------------------------------------------------
+// --- convolution ---------------------------------------------------------------------------------
 
 template <int S>
 KERNEL(THREADS, 4)
@@ -72,7 +72,9 @@ convolve(const float* x, const float* taps, float* histories, float* c, const in
         const float4 w = load_constant(reinterpret_cast<const float4*>(from));
         weights[j][0] = w.x, weights[j][1] = w.y, weights[j][2] = w.z, weights[j][3] = w.w;
 #pragma unroll
-        for (int tap = 0; tap < HISTORY; ++tap) window[j][tap + 1] = input(begin - HISTORY + tap, j);
+        for (int tap = 0; tap < HISTORY; ++tap) {
+            window[j][tap + 1] = input(begin - HISTORY + tap, j);
+        }
     }
     for (int t = begin; t < end; ++t) {
         float found[EACH], square = 0.0f;
@@ -105,7 +107,7 @@ convolve(const float* x, const float* taps, float* histories, float* c, const in
     }
 }
 
-// --- recurrence -----------------------------------------------------------------------------------
+// --- recurrence ----------------------------------------------------------------------------------
 
 // A lane's part of a row of S floats, 32 apart.
 template <int S>

@@ -7,8 +7,8 @@
 //            null; w: planes of [E N, K] (phaseloop/kernels/repack.py), one expert after the other,
 //            32 | N; tiles: i32 [tiles, 4] of moe.cu, each at most 8 * TILES assignments of one
 //            expert; y: f32 [T U, N].  K % 32 == 0.
-// Numerics   as skinny.cu, and in the same order: eight parts of K, added in the order of the parts.
-//            A row's bits depend on its activations and its expert's matrix alone.
+// Numerics   as skinny.cu, and in the same order: eight parts of K, added in the order of the
+//            parts. A row's bits depend on its activations and its expert's matrix alone.
 // Mapping    a block per 32 columns n and tile; eight warps share K, a lane owns a column and a
 //            quad-pair multiplies its 8 columns by 8 rows, as in skinny.cu.  x is gathered as it is
 //            read; tiles beyond the last end at once.
@@ -24,8 +24,8 @@ constexpr int PITCH = WARP + 16;  // floats between rows of partial sums: no ban
 // The row of A, or column of B, that a lane holds of its quad-pair's.
 DEVICE int fragment_row(int lane) { return (lane & 3) + (lane >= 16 ? 4 : 0); }
 
-// A tile's sums of one warp, as [ROWS][PITCH] floats: column r of quad-pair q is the column that the
-// lane with fragment_row r of q owns.
+// A tile's sums of one warp, as [ROWS][PITCH] floats: column r of quad-pair q is the column that
+// the lane with fragment_row r of q owns.
 DEVICE void store_partial(float* partial, const float (&c)[8], int lane SITE) {
     const int row = (lane & 1) + (lane >= 16 ? 4 : 0), column = (lane & 12) + (lane & 2);
 #pragma unroll

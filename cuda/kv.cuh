@@ -1,14 +1,14 @@
 // kv: where the keys and values of a layer lie.  Plans: phaseloop/kernels/kv.py.
 //
-// A sequence's token at position p lies in page table[p / 256] as token p % 256 of it, whatever else
-// is cached; so a KV tile is the same tokens for everybody who reads it.  Within a page, each KV
-// head has a plane of its own, made of 16-byte pieces that are operands of the tensor cores as they
-// are, and that a warp reads 512 bytes at a time:
+// A sequence's token at position p lies in page table[p / 256] as token p % 256 of it, whatever
+// else is cached; so a KV tile is the same tokens for everybody who reads it.  Within a page, each
+// KV head has a plane of its own, made of 16-byte pieces that are operands of the tensor cores as
+// they are, and that a warp reads 512 bytes at a time:
 //
 //   KvF16  keys    f16 [pages][HKV][D / 8][256][8]    a piece is 8 dimensions of a token
 //          values  f16 [pages][HKV][256 / 8][D][8]    a piece is 8 tokens of a dimension
-//   KvQ8   keys    i8 [pages][HKV][D / 16][256][16], values i8 [pages][HKV][256 / 16][D][16]; scales
-//          of both: f16 [pages][HKV][D / 32][256], one per token and 32 dimensions.
+//   KvQ8   keys    i8 [pages][HKV][D / 16][256][16], values i8 [pages][HKV][256 / 16][D][16];
+//          scales of both: f16 [pages][HKV][D / 32][256], one per token and 32 dimensions.
 //
 // D, the width of a head, is a multiple of 32 up to 256.
 #pragma once

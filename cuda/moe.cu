@@ -3,21 +3,23 @@
 //
 //   route     of softmax(logits[t,:]) the U highest, of equals the lower expert, and their shares;
 //             with `normalise` the shares of a row sum to 1
-//   sort_by_expert   assignments a = t U + j in the order of their experts, and within one of a: order[i] is
-//             the i-th, place[a] where a is; tiles: each expert's stretch in pieces of at most
-//             `rows`, as (expert, first i, count); after the last one (-1, 0, 0)
+//   sort_by_expert   assignments a = t U + j in the order of their experts, and within one of a:
+//             order[i] is the i-th, place[a] where a is; tiles: each expert's stretch in pieces of
+//             at most `rows`, as (expert, first i, count); after the last one (-1, 0, 0)
 //   combine   y[t,:] = sum_j shares[t,j] * x[place[t U + j],:], in the order of j, and
 //             + sigmoid(gate[t]) * shared[t,:] where there is a shared expert
 //
 // Shapes     logits: f32 [T, E]; experts: i32 [T, U], shares: f32 [T, U]; order, place: i32 [T U];
 //            tiles: i32 [tiles, 4], tiles >= min(T U, T U / rows + E); x: f32 [T U, D];
 //            shared: f32 [T, D], gate: f32 [T], or null; y: f32 [T, D].  E <= 512, U <= 32, 4 | D.
-// Numerics   f32, sums in a fixed order: a row's bits do not depend on its neighbours.  A row with a
-//            NaN is served by some expert, and stays NaN.
-// Mapping    route: a warp per row.  sort_by_expert: one block; a warp counts, then places, E / 32 experts,
-//            32 assignments at a time, by votes; no atomics.  combine: a thread per 4 elements.
+// Numerics   f32, sums in a fixed order: a row's bits do not depend on its neighbours.  A row with
+//            a NaN is served by some expert, and stays NaN.
+// Mapping    route: a warp per row.  sort_by_expert: one block; a warp counts, then places, E / 32
+//            experts, 32 assignments at a time, by votes; no atomics.  combine: a thread per 4
+//            elements.
 // Roofline   combine moves 4 (U + 2) B per element: D = 2048, U = 8, T = 2048: 168 MB, 190 us.
-//            sort_by_expert: T U = 16384, E = 128: 2 * 512 votes for each of a warp's 4 experts, some 60 us.
+//            sort_by_expert: T U = 16384, E = 128: 2 * 512 votes for each of a warp's 4 experts,
+//            some 60 us.
 // Measured   not yet, for want of a device.
 #include "rank.cuh"
 
@@ -59,7 +61,7 @@ route(const float* logits, int* experts, float* shares, int normalise, int T, in
     store(shares + row * U + lane, share);
 }
 
-// --- sorting --------------------------------------------------------------------------------------
+// --- sorting -------------------------------------------------------------------------------------
 
 constexpr int SORT_WARPS = 32, SORT_THREADS = SORT_WARPS * WARP;
 constexpr int SORT_EACH = EXPERTS_MAX / SORT_WARPS;  // experts of a warp, SORT_WARPS apart
@@ -87,7 +89,8 @@ DEVICE void add_up(const int* counts, int* starts, int* tile_starts, int rows, i
     if (lane == 0) store_shared(tile_starts + E, tiles_before AT);
 }
 
-// Calls votes(i, ballot, is_mine, assignment) for each 32 assignments and each i of the warp's experts.
+// Calls votes(i, ballot, is_mine, assignment) for each 32 assignments and each i of the warp's
+// experts.
 template <class Votes>
 DEVICE void scan(const int* experts, int A, const Votes& votes SITE) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -1,4 +1,5 @@
-// rank: numbered scores as integers that compare: higher scores first, of equal ones the lower number.
+// rank: numbered scores as integers that compare: higher scores first, of equal ones the lower
+// number.
 #pragma once
 #include "common.cuh"
 

@@ -1,4 +1,5 @@
-// rope: from projections to queries and cached keys and values.  Wrapper: phaseloop/kernels/rope.py.
+// rope: from projections to queries and cached keys and values.
+// Wrapper: phaseloop/kernels/rope.py.
 //
 //   angles    turns[t,i] = factor * (cos, sin)(positions[stream_i, t] * frequencies[i])
 //   rope_kv   q[t,h,:] = turn(norm(q[t,h,:])), to q_out
@@ -8,22 +9,22 @@
 //             (x_a, x_b) -> (x_a c - x_b s, x_a s + x_b c).  ADJACENT: (a, b) = (2i, 2i + 1), else
 //             (i, i + R / 2).
 //
-// Shapes     angles: positions i32 [streams, T]; streams i32 [R / 2], the stream of each pair (M-RoPE),
-//            or null: all 0; frequencies f64 [R / 2]; turns f32 [T, R / 2, 2].
-//            rope_kv: q f32 [T, H, Q], a head's first D of Q; k, v f32 [T, HKV, D]; weights f32 [D] or null; lanes,
-//            positions i32 [T]; table i32 [lanes, pages]; q_out f16 [T, H, D]; keys, values and
-//            their scales as kv.cuh has them.  16 | R <= D, 32 | D <= 256.
+// Shapes     angles: positions i32 [streams, T]; streams i32 [R / 2], the stream of each pair
+//            (M-RoPE), or null: all 0; frequencies f64 [R / 2]; turns f32 [T, R / 2, 2].
+//            rope_kv: q f32 [T, H, Q], a head's first D of Q; k, v f32 [T, HKV, D]; weights f32 [D]
+//            or null; lanes, positions i32 [T]; table i32 [lanes, pages]; q_out f16 [T, H, D];
+//            keys, values and their scales as kv.cuh has them.  16 | R <= D, 32 | D <= 256.
 //            A row whose position is negative is nobody's: nothing of it is read or written.
 // Effects    each (page, token) of the cache is written by one row at most: who calls sees to it.
-// Numerics   angles in f64, as a position of 10^6 leaves no f32 digit of its angle; the rest in f32.
-//            Queries and F16 keys and values are rounded once.  KvQ8 as GGML's Q8_0: the scale is the
-//            largest magnitude of 32 / 127, rounded to f16 after the codes are made of it.
+// Numerics   angles in f64, as a position of 10^6 leaves no f32 digit of its angle; the rest in
+//            f32. Queries and F16 keys and values are rounded once.  KvQ8 as GGML's Q8_0: the scale
+//            is the largest magnitude of 32 / 127, rounded to f16 after the codes are made of it.
 // Mapping    angles: a block per row, a thread per pair.  rope_kv: a warp per row and head (H of q,
 //            then HKV of k and of v); a lane holds 8 dimensions, and a pair's other half comes from
 //            another lane.
-// Roofline   reads 4 B and writes 2 B per element: bytes bound it.  T = 1, H = 32, HKV = 8, D = 128:
-//            37 KB, a launch outweighs it.  T = 2048: 76 MB, 84 us.  A value's token is 2 bytes of
-//            each piece, which only a chunk's neighbours make whole, in L2.
+// Roofline   reads 4 B and writes 2 B per element: bytes bound it.  T = 1, H = 32, HKV = 8, D =
+//            128: 37 KB, a launch outweighs it.  T = 2048: 76 MB, 84 us.  A value's token is 2
+//            bytes of each piece, which only a chunk's neighbours make whole, in L2.
 // Measured   not yet, for want of a device.
 #include "heads.cuh"
 

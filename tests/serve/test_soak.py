@@ -27,7 +27,7 @@ SERVER = (
     "--sim", "v100x4-qwen27b", "--sim-speed", "0", "--parallel", str(SLOTS), "--ctx-size",
     str(CONTEXT), "--client-stall-ms", "200", "--metrics",
 )  # fmt: skip
-TURNS_MAX = 2000
+TURNS_MAX = 50_000  # a connection that hung up is held for as long as an idle one, 5 s
 
 
 class Client:
