@@ -51,9 +51,10 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; `argv` without the program's name, the process's own if None."""
+    if argv is None:  # the process is ours: whatever it starts imports nothing from where we are
+        os.environ["PYTHONSAFEPATH"] = "1"
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.stdout, sys.stderr = usable(sys.stdout), usable(sys.stderr)
-    os.environ["PYTHONSAFEPATH"] = "1"  # whatever we start imports nothing from where we are
     try:
         exit_code = dispatch(arguments)
         sys.stdout.flush()
