@@ -194,6 +194,7 @@ def test_pointing_at_a_slot_says_what_it_does(server, open_page):
     tip = page.locator("#tip")
     expect(tip).to_contain_text("idle for")
     expect(tip).to_contain_text("nobody sits there")
+    expect(tip).not_to_have_text(tip.inner_text())  # time runs on under a mouse that rests
 
 
 def test_the_slots_are_also_a_table(server, open_page):

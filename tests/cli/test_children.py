@@ -1,6 +1,7 @@
-"""Goal: no process of ours takes a file of the directory it is started in for one of Python's.
+"""Goal: processes we start come up, wherever we are and however little they shall log.
 
-Method: commands that start others, in a directory with a `types.py` that ends whoever imports it.
+Method: commands that start others, also in a directory with a `types.py` that ends whoever imports
+it, which no process of ours may take for Python's.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import pytest
 from phaseloop.cli import PHASELOOP
 from phaseloop.cli.child import ChildServer
 from phaseloop.cli.client import Exchange
+from phaseloop.cli.errors import UserError
 
 
 @pytest.fixture
@@ -22,9 +24,9 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("trap")
-@pytest.mark.parametrize("further", [(), ("--supervise",)], ids=["server", "supervisor"])
-def test_a_server_of_ours(further: tuple[str, ...]):
+def health(*further: str) -> int:
+    """Of a server of ours with these arguments."""
+
     async def main() -> int:
         async with (
             ChildServer(("--sim", "v100x4-qwen27b", *further)) as server,
@@ -32,7 +34,23 @@ def test_a_server_of_ours(further: tuple[str, ...]):
         ):
             return answer.status
 
-    assert asyncio.run(main()) == 200
+    return asyncio.run(main())
+
+
+@pytest.mark.usefixtures("trap")
+@pytest.mark.parametrize("further", [(), ("--supervise",)], ids=["server", "supervisor"])
+def test_a_server_of_ours(further: tuple[str, ...]):
+    assert health(*further) == 200
+
+
+@pytest.mark.parametrize("quiet", [("-lv", "1"), ("--log-format", "json", "-lv", "2")])
+def test_a_server_that_shall_log_little(quiet: tuple[str, ...]):
+    assert health(*quiet) == 200
+
+
+def test_a_server_that_shall_log_nothing():
+    with pytest.raises(UserError, match="leave it out"):
+        health("--log-disable")
 
 
 def test_the_jobs_of_a_check(trap: Path):

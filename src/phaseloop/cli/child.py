@@ -14,6 +14,8 @@ from .client import Address, ClientError, Exchange
 from .errors import UserError
 
 URL = re.compile(rb"https?://[^\s\"']+:\d+")
+# Its log says where it listens, whatever the arguments before this one ask for.
+TALKATIVE = ("--log-verbosity", "3")
 LINES_KEPT = 20  # of its log, to show if it fails
 HEALTH_INTERVAL_S = 0.05
 END_S = 10.0  # more than an orderly end takes (R16)
@@ -23,7 +25,12 @@ class ChildServer:
     """Use it as an async context manager: entered once the model is loaded, ended on leaving."""
 
     def __init__(self, arguments: Sequence[str], *, echo: bool = False) -> None:
-        """`arguments` are those of `phaseloop serve`; `echo` shows its log."""
+        """`arguments` are those of `phaseloop serve`; `echo` shows its log.
+
+        Raises UserError for arguments that silence the log.
+        """
+        if "--log-disable" in arguments:
+            raise UserError("--log-disable would hide where this server listens: leave it out")
         self.address: Address
         self._arguments = arguments
         self._echo = echo
@@ -39,7 +46,7 @@ class ChildServer:
     async def __aenter__(self) -> Self:
         """Raises UserError with the end of its log if it does not come up."""
         self._url = asyncio.get_running_loop().create_future()
-        command = (*PHASELOOP, "serve", "--port", "0", *self._arguments)
+        command = (*PHASELOOP, "serve", "--port", "0", *self._arguments, *TALKATIVE)
         self._process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
         self._reading = asyncio.create_task(self._read())
         try:

@@ -10,6 +10,8 @@ export class Pointing {
     this.canvas = timeline.canvas;
     this.togglePause = togglePause;
     this.pointers = new Map();
+    this.mouse = null; // {x, y}: where it rests, while it points at something
+    timeline.beforeDraw = () => this.refresh();
     const on = (name, handle, options) => this.canvas.addEventListener(name, handle, options);
     on("pointerdown", (event) => this.down(event));
     on("pointermove", (event) => this.move(event));
@@ -30,6 +32,7 @@ export class Pointing {
   }
 
   leave() {
+    this.mouse = null;
     if (document.activeElement === this.canvas) return;
     this.timeline.point(null);
     showTip(null);
@@ -37,9 +40,9 @@ export class Pointing {
 
   move(event) {
     const { timeline, pointers } = this;
-    if (!timeline.history) return;
     const before = pointers.get(event.pointerId);
     if (before === undefined) return this.point(event.offsetX, event.offsetY);
+    if (!timeline.history) return;
     const others = [...pointers.entries()].filter(([id]) => id !== event.pointerId);
     if (others.length === 1) {
       const fixed = others[0][1];
@@ -52,12 +55,24 @@ export class Pointing {
   }
 
   point(x, y) {
-    const { timeline } = this;
-    const lane = timeline.laneAt(y);
-    const at = timeline.toNs(x);
+    this.mouse = { x, y };
+    this.timeline.point(this.readTip());
+  }
+
+  // Time runs on under a mouse that rests: what it points at changes.
+  refresh() {
+    if (this.mouse) this.timeline.cursor = this.readTip();
+  }
+
+  // Shows the tip for where the mouse is; returns the cursor for it.
+  readTip() {
+    const { timeline, mouse } = this;
+    if (!timeline.history) return null;
+    const lane = timeline.laneAt(mouse.y);
+    const at = timeline.toNs(mouse.x);
     const shown = lane < 0 || at < timeline.fromNs ? null : timeline.describe(lane, at);
-    timeline.point(shown ? { lane, at } : null);
-    showTip(shown, x, y, this.canvas.clientWidth);
+    showTip(shown, mouse.x, mouse.y, this.canvas.clientWidth);
+    return shown ? { lane, at } : null;
   }
 
   wheel(event) {
@@ -91,6 +106,7 @@ export class Pointing {
     const action = actions[event.key];
     if (!action) return;
     event.preventDefault();
+    this.mouse = null; // the keyboard has the cursor now
     action();
   }
 

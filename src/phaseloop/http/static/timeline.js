@@ -23,6 +23,7 @@ export class Timeline {
     this.nsPerPx = 0;
     this.fromNs = 0;
     this.cursor = null; // {lane, at}: what is pointed at
+    this.beforeDraw = () => {};
     this.receivedMs = performance.now();
     this.drawnMs = 0;
     this.isScheduled = false;
@@ -231,6 +232,7 @@ export class Timeline {
 
   draw() {
     if (this.isFollowing) this.fromNs = this.nowNs() - this.spanNs;
+    this.beforeDraw();
     this.painter.draw();
   }
 }
