@@ -14,9 +14,9 @@ from phaseloop.text.detokenizer import Detokenizer
 TOKENIZER = bpe_tokenizer()
 ID_OF = {text: token for token, text in enumerate(TOKENIZER.vocabulary.tokens)}
 PORTIONS = st.lists(st.binary(max_size=6), max_size=12)
-NEARLY_TEXT = st.lists(
-    st.sampled_from([b"a", "é".encode(), "世".encode(), "👍".encode()[:3], b"\xf0\x9f", b"\xff"])
-)
+PARTS = ("é".encode(), "世".encode(), "👍".encode()[:3], b"a", b"\xf0\x9f")
+BROKEN = (b"\xff", b"\xed", b"\xed\xa0", b"\xe0\x80", b"\xf4\x90")
+NEARLY_TEXT = st.lists(st.sampled_from((*PARTS, *BROKEN)))
 
 
 def tokens_of(raw):

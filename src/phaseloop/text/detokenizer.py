@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from .tokenizer import Tokenizer
 
+SURROGATE_FROM, SURROGATE_TO = b"\xed\xa0", b"\xee"
+
 
 class Detokenizer:
     """The text of one answer: all that it returns, joined, is the decoding of all its tokens."""
@@ -23,7 +25,10 @@ class Detokenizer:
     def push(self, tokens: Iterable[int]) -> str:
         """The characters that these tokens complete.  Raises IndexError for what is no token."""
         pieces = [self._tokenizer.piece(token, special=self._special) for token in tokens]
-        return self._decoder.decode(b"".join(pieces))
+        text = self._decoder.decode(b"".join(pieces))
+        held = self._decoder.getstate()[0]
+        # Python's decoder waits for the third byte of a surrogate, which no text has.
+        return text + self.finish() if SURROGATE_FROM <= held < SURROGATE_TO else text
 
     def finish(self) -> str:
         """What is left when nothing follows; then the object is as new."""
