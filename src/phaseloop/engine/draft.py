@@ -30,17 +30,18 @@ class Speculation(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Computed(Struct, frozen=True):
-    """Tokens of one slot that the target has just computed, and that stay.
+    """Tokens of one slot that the target has just computed, and that stay: sequence[start:].
 
     Of a decode lane these are the pending token and the accepted drafts, never a rejected one.
+    `sequence` is read only, and only during the call.
     """
 
     slot: SlotIndex
-    start: int  # position of the first
-    tokens: Sequence[int]
+    sequence: Sequence[int]  # all that the slot holds now
+    start: int
     generated: bool
-    # [tokens, width]: what the target's network gave beside the logits, row by row, to a drafter
-    # that wants it.
+    # [len(sequence) - start, width]: what the target's network gave beside the logits, row by row,
+    # to a drafter that wants it.
     hidden: Rows | None = None
 
 
@@ -105,7 +106,7 @@ class Drafter(Protocol):
         ...
 
     def restore(self, slot: SlotIndex, state: Followed | None, length: int) -> None:
-        """The slot holds `length` tokens that were saved with this state, or without one."""
+        """The slot holds the first `length` tokens of those saved with this state, or without."""
         ...
 
     def shift(self, slot: SlotIndex, start: int, count: int) -> None:
