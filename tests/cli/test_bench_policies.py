@@ -352,3 +352,21 @@ def test_tables_without_figures_are_left_out():
     assert [title for title, _ in sections(report)] == [
         "Throughput", "First token, ms", "Gaps between tokens, ms"
     ]  # fmt: skip
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_lines_are_named_by_their_stream_and_columns_can_be_compared():
+    """First tokens after 1 s of one stream and 100 s of the other: both pictures reach to both."""
+    plots = pytest.importorskip("phaseloop.cli.bench_policies_plots", reason="no matplotlib")
+    reads = (read(1, 2), read(1, 3), read(100, 104, stream="long"))
+    taken = (Taken(1, "quantum", sample_of(Run(reads, 200 * S, 0, {}))),)
+    report = Report("x", "w.toml", 3, 0, ("quantum",), ("quantum",), taken, 0.0)
+    (lines,) = plots.runs(report).axes
+    named = zip(lines.get_yticks(), lines.get_yticklabels(), strict=True)
+    assert [(place, label.get_text()) for place, label in named] == [(0.5, "chat"), (2, "long")]
+    of_chat, _, of_long, _ = plots.waits(report).axes
+    low, high = of_chat.get_xlim()
+    assert low < 1 < 100 < high
+    assert of_long.get_xlim() == (low, high)

@@ -7,21 +7,26 @@ Needs matplotlib (extra `plot`), so this module is loaded only where pictures ar
 # matplotlib leaves the keywords of its methods untyped.
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from phaseloop.sim.spread import Percentiles
 
 from .bench_policies_figures import Sample, median_of
 from .bench_policies_report import Report, first_token_of, gap_of, percentile
+from .bench_policies_run import Read
 
 NS = 1e9
 WAITING, TOKENS, ENDS = "#b8b8c4", "#1f77b4", "#d6604d"
 DPI = 110
 WIDTH_IN = 10.0
 MARKS = {"p50": "o", "p95": "s", "p99": "^", "max": "D"}
+NAMED_MAX = 16  # more changes of stream than that are not told apart beside the lines
 Measure = Callable[[Sample], Percentiles]
 
 
@@ -49,12 +54,21 @@ def runs(report: Report) -> Figure:
     names = report.measured
     first = report.samples(names[0])[0]
     height = max(1.0, min(2.5, 0.14 * len(first.reads) + 0.5))
-    figure = Figure(figsize=(WIDTH_IN, height * len(names) + 0.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, height * len(names) + 0.8), layout="constrained")
     axes = figure.subplots(len(names), 1, sharex=True, squeeze=False)
     for axis, name in zip(axes[:, 0], names, strict=True):
         draw_run(axis, name, report.samples(name)[0])
     axes[-1, 0].set_xlabel("seconds")
+    figure.legend(handles=legend_of_runs(), loc="outside upper right", ncols=3, fontsize=8)
     return figure
+
+
+def legend_of_runs() -> list[Line2D]:
+    return [
+        Line2D([], [], color=WAITING, linewidth=2.5, label="waits for its first token"),
+        Line2D([], [], color=TOKENS, marker="|", linestyle="", label="tokens arrive"),
+        Line2D([], [], color=ENDS, marker=".", linestyle="", label="answered"),
+    ]
 
 
 def draw_run(axis: Axes, name: str, sample: Sample) -> None:
@@ -67,9 +81,25 @@ def draw_run(axis: Axes, name: str, sample: Sample) -> None:
         if times and read.end == "answered":
             axis.plot(times[-1], row, ".", color=ENDS, markersize=4)
     axis.set_ylim(len(sample.reads) - 0.4, -0.6)
-    axis.set_yticks([])
+    name_streams(axis, sample.reads)
     axis.set_title(name, loc="left", fontsize=10)
     axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def name_streams(axis: Axes, reads: Sequence[Read]) -> None:
+    """Beside the middle of each run of lines that belong to one stream."""
+    middles: list[float] = []
+    names: list[str] = []
+    row = 0
+    for stream, members in groupby(reads, key=lambda read: read.ask.stream):
+        count = len(list(members))
+        middles.append(row + (count - 1) / 2)
+        names.append(stream)
+        row += count
+    if len(names) > NAMED_MAX:
+        middles, names = [], []
+    axis.set_yticks(middles, names, fontsize=8)
+    axis.tick_params(axis="y", length=0)
 
 
 def waits(report: Report) -> Figure:
@@ -78,12 +108,14 @@ def waits(report: Report) -> Figure:
     per_row = min(2, len(columns))
     rows = -(-len(columns) // per_row)
     figure = Figure(figsize=(WIDTH_IN, rows * (0.32 * len(names) + 1.0)), layout="constrained")
-    axes = figure.subplots(rows, per_row, squeeze=False, sharey=True)
+    # A column is of one kind, first tokens or gaps, so its pictures can be compared.
+    axes = figure.subplots(rows, per_row, squeeze=False, sharey=True, sharex="col")
     for index, (title, of) in enumerate(columns):
         draw_waits(axes[index // per_row, index % per_row], report, title, of)
     for index in range(len(columns), rows * per_row):
         axes[index // per_row, index % per_row].set_visible(False)
-    axes[0, 0].legend(fontsize=8, loc="best")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=4, fontsize=8)
     return figure
 
 
@@ -97,16 +129,22 @@ def measures(report: Report) -> list[tuple[str, Measure]]:
 
 def draw_waits(axis: Axes, report: Report, title: str, of: Measure) -> None:
     names = report.measured
-    for which, mark in MARKS.items():
+    for order, (which, mark) in enumerate(MARKS.items()):
         points = [
             (value, row)
             for row, name in enumerate(names)
             if (value := median_of(report.samples(name), percentile(of, which))) is not None
         ]
-        axis.plot([x for x, _ in points], [y for _, y in points], mark, label=which, markersize=5)
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        above = 10 - order  # the median on top, where they are one
+        axis.plot(xs, ys, mark, label=which, markersize=5, zorder=above)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.tick_params(axis="x", labelsize=8, labelbottom=True)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_title(title, loc="left", fontsize=10)
-    axis.grid(axis="x", alpha=0.3)
+    axis.grid(axis="both", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

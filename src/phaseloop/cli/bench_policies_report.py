@@ -31,7 +31,7 @@ class Report(Struct, frozen=True):
     targets: tuple[str, ...]
     own: tuple[str, ...]  # those of them that are policies of one phaseloop server
     taken: tuple[Taken, ...]
-    others_cores: float  # that other processes used meanwhile
+    others_cores: float  # used meanwhile by processes that were not started here
     is_interrupted: bool = False
 
     def samples(self, target: str) -> list[Sample]:
@@ -160,7 +160,9 @@ def notes(report: Report) -> list[str]:
     late = max((one.sample.late_s for one in report.taken if one.sample), default=0.0)
     found.append(f"a request was sent {late * 1e3:.0f} ms too late at most")
     if report.others_cores > 0.05:
-        found.append(f"other processes used {report.others_cores:.1f} cores meanwhile")
+        found.append(
+            f"processes that were not started here used {report.others_cores:.1f} cores meanwhile"
+        )
     if report.is_interrupted:
         found.append("interrupted: what was measured until then is shown")
     return found + [
