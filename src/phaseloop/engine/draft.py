@@ -76,6 +76,16 @@ class Drafter(Protocol):
         """Whether `Computed.hidden` is read: then the engine asks the backend for those rows."""
         ...
 
+    @property
+    def most(self) -> int:
+        """The most drafts that it makes of one sequence in one round."""
+        ...
+
+    @property
+    def position_bytes(self) -> int:
+        """What a saved state takes per token."""
+        ...
+
     def follow(self, computed: Sequence[Computed]) -> None:
         """The target has computed these, in a round of the class in which this is called.
 
@@ -120,5 +130,36 @@ class Drafter(Protocol):
     def resume(self) -> None:
         """As Backend.resume."""
         ...
+
+    def close(self) -> None: ...
+
+
+class NoDrafts:
+    """Implements Drafter where nothing is to be guessed."""
+
+    name = "none"
+    wants_hidden = False
+    most = 0
+    position_bytes = 0
+
+    def follow(self, computed: Sequence[Computed]) -> None: ...
+
+    def propose(self, wishes: Sequence[Wish]) -> list[tuple[int, ...]]:
+        return [()] * len(wishes)
+
+    def truncate(self, slot: SlotIndex, length: int) -> None: ...
+
+    def fork(self, source: SlotIndex, target: SlotIndex, length: int) -> None: ...
+
+    def save(self, slot: SlotIndex, length: int) -> Followed | None:
+        return None
+
+    def restore(self, slot: SlotIndex, state: Followed | None, length: int) -> None: ...
+
+    def shift(self, slot: SlotIndex, start: int, count: int) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def resume(self) -> None: ...
 
     def close(self) -> None: ...
