@@ -48,8 +48,8 @@ TYPED = {  # flags users type -> what becomes of them
     "used": (
         "-m --model -hf --hf-repo -hff --hf-file -hft --offline -c --ctx-size -np --parallel -t "
         "--threads -b -ub -ctk -ctv -n --predict --temp --top-k --top-p --min-p --repeat-penalty "
-        "-s --seed --samplers --host --port --api-key --api-key-file --api-prefix -to "
-        "--cors-origins -a --alias --tags --metrics --slots --no-slots --props --cache-ram -cram "
+        "-s --seed --samplers --slot-save-path --host --port --api-key --api-key-file "
+        "--api-prefix -to --cors-origins -a --alias --tags --metrics --slots --no-slots --props --cache-ram -cram "
         "-sps --no-cache-prompt --context-shift -cb -nocb --chat-template --chat-template-file "
         "--chat-template-kwargs --reasoning --reasoning-format -lv --log-file --log-jsonl -v "
         "--verbose --policy --tg-quantum-ms --pp-quantum-ms --seat-quantum-ms --max-round-ms "
@@ -65,7 +65,7 @@ TYPED = {  # flags users type -> what becomes of them
     ),
     "refused": (
         "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj -md "
-        "--spec-type --tools --embeddings --reranking --pooling --slot-save-path --models-dir "
+        "--spec-type --tools --embeddings --reranking --pooling --models-dir "
         "--mirostat --rope-scaling --reasoning-budget"
     ),
 }

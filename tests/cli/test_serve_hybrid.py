@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
-from hybrid_files import hybrid_file
+from hybrid_files import hybrid_file, with_words
 from serve_process import ServeProcess, client
-from synthetic import VOCABULARY
 
 from phaseloop.engine.reuse import END_MARGIN
 
@@ -19,15 +18,7 @@ CONTEXT = 256
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    file = hybrid_file("Q4_K", draft=True)
-    file.root |= {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen35",
-        "tokenizer.ggml.tokens": [*(f"t{i}" for i in range(VOCABULARY - 1)), "<end>"],
-        "tokenizer.ggml.token_type": [1] * (VOCABULARY - 1) + [3],
-        "tokenizer.ggml.merges": ["t 0"],
-        "tokenizer.ggml.eos_token_id": VOCABULARY - 1,
-    }
+    file = with_words(hybrid_file("Q4_K", draft=True))
     return file.write(tmp_path_factory.mktemp("served") / "tiny.gguf")
 
 

@@ -136,3 +136,16 @@ def add_draft(file: ModelFile, index: int, mixture: bool, fused: bool) -> None:
     file.matrix(f"{block}nextn.eh_proj.weight", WIDTH, 2 * WIDTH)
     for part in ("enorm", "hnorm", "shared_head_norm"):
         file.vector(f"{block}nextn.{part}.weight", WIDTH)
+
+
+def with_words(file: ModelFile) -> ModelFile:
+    """A tokenizer, so that the file can be served: token i is "ti", the last one ends a text."""
+    file.root |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen35",
+        "tokenizer.ggml.tokens": [*(f"t{i}" for i in range(VOCABULARY - 1)), "<end>"],
+        "tokenizer.ggml.token_type": [1] * (VOCABULARY - 1) + [3],
+        "tokenizer.ggml.merges": ["t 0"],
+        "tokenizer.ggml.eos_token_id": VOCABULARY - 1,
+    }
+    return file

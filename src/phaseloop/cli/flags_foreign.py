@@ -261,9 +261,6 @@ REFUSED: dict[str, str] = {
         --yarn-beta-fast VALUE $YARN_BETA_FAST =-1
         --override-kv VALUE
     """,
-    "slots are not written to files; see --cache-ram": """
-        --slot-save-path VALUE
-    """,
     "one model per process; put a router in front": """
         --models-dir VALUE $MODELS_DIR
         --models-preset VALUE $MODELS_PRESET

@@ -256,6 +256,12 @@ SERVER = Group(
             env="LLAMA_ARG_ENDPOINT_SLOTS",
             off="--no-slots",
         ),
+        used(
+            "--slot-save-path",
+            text("DIR"),
+            "slot_save_path",
+            "POST /slots/N?action=save and restore, as files in this directory",
+        ),
         used("--props", SWITCH, "props", "POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
         own("supervise", SWITCH, "a parent process starts the server again when it dies"),
     ),

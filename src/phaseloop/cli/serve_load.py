@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import Policy
-from phaseloop.engine.protocol import Engine
+from phaseloop.engine.protocol import Engine, SlotFiles
 from phaseloop.runtime.prefixes import PrefixIndex
 
 from .errors import UserError
@@ -35,6 +35,7 @@ class Ready(Struct, frozen=True):
     limits: Limits
     policy: Policy
     prefixes: PrefixIndex
+    slot_files: SlotFiles | None
     seed: int  # of the run: in the trace's header, and of the ids in answers
 
 
@@ -102,6 +103,7 @@ class Loading:
                 similarity=settings.slot_prompt_similarity,
                 positions=loaded.positions,
             ),
+            slot_files=loaded.slot_files,
             seed=secrets.randbits(SEED_BITS) if settings.seed < 0 else settings.seed,
         )
 

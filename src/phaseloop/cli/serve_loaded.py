@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import SlotIndex
-from phaseloop.engine.protocol import Engine
+from phaseloop.engine.protocol import Engine, SlotFiles
 from phaseloop.engine.reuse import Positions
 from phaseloop.engine.snapshots import Snapshots
 from phaseloop.runtime.prefixes import anywhere
@@ -37,6 +37,7 @@ class Loaded(Struct, frozen=True):
     snapshots: Snapshots
     limits: Limits  # the engine's half
     positions: Callable[[SlotIndex], Positions] = anywhere  # as ModelEngine.positions
+    slot_files: SlotFiles | None = None
 
 
 class Reporter(Protocol):

@@ -8,6 +8,7 @@ from msgspec import Struct
 from phaseloop.engine.cpu_load import CpuOptions, engine_over
 from phaseloop.engine.protocol import limits_of
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.slot_file import Directory
 from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
@@ -88,6 +89,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     ends = frozenset(vocabulary.end_ids)
     with CheckProgress(weights.size_bytes, reporter) as progress:
         engine = engine_over(weights, model, ChainSampler(), options, progress.at, ends)
+    saved = settings.slot_save_path
     return Loaded(
         engine,
         vocabulary,
@@ -96,6 +98,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
         engine.snapshots,
         limits_of(engine.describe()),
         engine.positions,
+        saved and Directory(Path(saved), engine.origin),
     )
 
 

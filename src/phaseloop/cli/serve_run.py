@@ -203,6 +203,7 @@ def served_of(settings: Settings, service: Service, ready: Ready) -> Served:
         prefills=settings.prefill_assistant,
         reasoning_format="none" if settings.reasoning_format == "none" else "auto",
         template_variables=template_variables(settings),
+        slot_files=ready.slot_files,
     )
 
 

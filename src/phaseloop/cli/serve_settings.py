@@ -141,6 +141,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     sse_ping_interval: int = 30
     metrics: bool = False
     show_slots: bool = True
+    slot_save_path: str | None = None
     props: bool = False
     supervise: bool = False
 
@@ -181,6 +182,14 @@ def check(settings: Settings, parsed: Parsed) -> None:
         raise UserError("--hf-file goes with -hf ORG/REPO")
     if settings.sim is None and "--sim-speed" in parsed.given:
         raise UserError("--sim-speed goes with --sim")
+    if settings.slot_save_path is not None:
+        if settings.sim is not None:
+            raise UserError("--slot-save-path goes with a model: --sim has no state to save")
+        if not os.access(settings.slot_save_path, os.W_OK | os.X_OK):
+            raise UserError(
+                f"--slot-save-path {settings.slot_save_path}: no directory that can be written;"
+                " make it first"
+            )
     if settings.slots == 0:
         raise UserError("-np 0: one slot is the least; -1 leaves it to phaseloop")
     if settings.trace is None and "--trace-content" in parsed.given:

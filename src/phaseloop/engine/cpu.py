@@ -31,6 +31,7 @@ from .protocol import Content, Description, EngineDied, Outcome, RoundError, Sea
 from .reuse import STEP, Positions, marks_of, reachable
 from .sampler import Draw, Sampled, Sampler
 from .settings import Likelihood
+from .slot_file import OF_A_FILE, Origin
 from .snapshots import MOVE_MIN, Ids, Kept, Snapshots, common_length, is_worth_keeping, packed
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,9 @@ class ModelEngine:
             # The last row is always computed: its logits are wanted.
             prompt = packed(content.tokens)[:-1]
             here = slot.usable(prompt)
-            source = self._source_elsewhere(slot, prompt, here)
-        self._keep_what_is_lost(slot, here)
+            source = self._source_elsewhere(slot, prompt, here, content.brought)
+        if not content.forget:
+            self._keep_what_is_lost(slot, here)
         keep = here if source is None else 0
         slot.seat(seat.request_id, seat.choice, content, keep, source)
         if self._is_recurrent and content.reuse:
@@ -162,9 +164,21 @@ class ModelEngine:
         """At which lengths what a slot holds can be taken up.  From any thread."""
         return self._backend.positions(slot)
 
+    @property
+    def origin(self) -> Origin:
+        """What a saved state must come from to be good here."""
+        return Origin(
+            self._description.model or "",
+            self._description.name,
+            self._backend.position_bytes,
+            self._backend.state_bytes,
+        )
+
     # --- prefixes ---------------------------------------------------------------------------------
 
-    def _source_elsewhere(self, slot: Slot, prompt: Ids, here: int) -> Source | None:
+    def _source_elsewhere(
+        self, slot: Slot, prompt: Ids, here: int, brought: Kept | None = None
+    ) -> Source | None:
         """Who holds so much more of a prompt than its slot does that it is worth a round."""
         holder: Kept | Slot | None = None
         length = here + MOVE_MIN - 1
@@ -176,6 +190,10 @@ class ModelEngine:
         if found is not None and found.length > length:
             self.snapshots.touch(found.kept)
             holder, length = found.kept, found.length
+        if brought is not None:
+            usable = reachable(common_length(brought.ids, prompt), brought.cells.positions)
+            if usable > length:
+                holder, length = brought, usable
         return None if holder is None else Source(prompt[:length], holder)
 
     def _keep_what_is_lost(self, slot: Slot, keep: int) -> None:
@@ -239,11 +257,18 @@ class ModelEngine:
             if span.outputs:
                 slot.logits = logits[row]
                 row += 1
+            if slot.content.take is not None and slot.length == len(slot.prompt):
+                slot.content.take(self._state_of(slot))
             if lanes[index].outputs:
                 wanting.append(index)
         for index, one in zip(wanting, self._draw([lanes[i] for i in wanting]), strict=True):
             drawn[index] = one
         return drawn
+
+    def _state_of(self, slot: Slot) -> Kept:
+        """A copy of a prompt's state, as a file takes it."""
+        cells = self._backend.save(slot.region, slot.length).with_last_states(STATES_KEPT)
+        return Kept(OF_A_FILE, packed(slot.tokens), cells)
 
     def _span(self, lane: Lane) -> Span:
         slot = self._slots[lane.slot]

@@ -16,7 +16,8 @@ ones being truncated by the engine itself.  An exception from `seat` costs the c
 engine's state can no longer be trusted: it is lost, and the server ends.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -30,6 +31,9 @@ from phaseloop.core.vocabulary import (
 )
 
 from .settings import GREEDY, Likelihood, Sampling
+from .snapshots import Kept
+
+PromptState: TypeAlias = Kept  # of a whole prompt, outside any slot; immutable
 
 
 class EngineDied(Exception):
@@ -74,6 +78,12 @@ class Content(Struct, frozen=True):
     sampling: Sampling = GREEDY
     reuse: bool = True  # whether the prompt may find state of earlier ones
     stop_points: tuple[int, ...] = ()  # as Request has them: where later prompts may part from it
+    brought: PromptState | None = (
+        None  # came with the request, as good as found
+    )
+    # Is given the prompt's state once it is computed, on the engine's thread: must be quick.
+    take: Callable[[PromptState], None] | None = None
+    forget: bool = False  # what the slot held before is of no use to anybody
 
 
 class Seated(Struct, frozen=True):
@@ -136,6 +146,22 @@ class Engine(Protocol):
 
     def drop(self, request_id: RequestId, choice: int) -> None:
         """Forget a sequence that was saved to host RAM."""
+        ...
+
+
+class SlotFileError(Exception):
+    """A file that cannot be taken: which, why, and the remedy."""
+
+
+class SlotFiles(Protocol):
+    """Where an engine's states are kept on disk.  Reading and writing take their time."""
+
+    def write(self, name: str, state: PromptState) -> int:
+        """Its size in bytes.  Whole or not at all.  Raises OSError."""
+        ...
+
+    def read(self, name: str) -> tuple[PromptState, int]:
+        """With its size in bytes.  Raises SlotFileError, OSError."""
         ...
 
 

@@ -51,7 +51,6 @@ ROWS: tuple[Row, ...] = (
     post(COUNTING, "/v1/responses/input_tokens", "/responses/input_tokens"),
     post(refuse("This server cannot end reasoning early"), "/v1/chat/completions/control"),
     post(refuse("This server does not support infilling yet"), "/infill"),
-    post(refuse("This server does not save and restore slots yet"), "/slots/{id_slot}"),
     post(
         refuse("This server does not support audio"),
         "/v1/audio/transcriptions",

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from starlette.requests import HTTPConnection
 
 from phaseloop import __version__
+from phaseloop.engine.protocol import SlotFiles
 from phaseloop.engine.settings import Sampling
 from phaseloop.runtime.gateway import Stream
 from phaseloop.runtime.service import Service
@@ -78,6 +79,7 @@ class Served(Struct, frozen=True):
     prefills: bool = True  # a last message of the assistant is continued unasked
     reasoning_format: ReasoningFormat = "auto"  # of requests that name none
     template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
+    slot_files: SlotFiles | None = None  # None: slots are not saved to disk
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(BLOCKING_THREADS))
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -32,7 +32,7 @@ from phaseloop.core.vocabulary import (
     RequestId,
     StopMatched,
 )
-from phaseloop.engine.protocol import Content
+from phaseloop.engine.protocol import Content, PromptState
 from phaseloop.engine.settings import GREEDY, Likelihood, Sampling
 
 from .calls import Generated
@@ -53,6 +53,9 @@ class Submission(Struct, frozen=True):
     seed: int | None = None
     sampling: Sampling = GREEDY
     text: str | None = None  # the prompt as the client sent it, for traces that hold text
+    brought: PromptState | None = None  # these three as Content has them
+    take: Callable[[PromptState], None] | None = None
+    forget: bool = False
 
 
 class Begun(Struct, frozen=True):
@@ -295,5 +298,14 @@ class Gateway:
             request = self._prefixes.place(request, submission.tokens)
         seed = self._seeds() if submission.seed is None else submission.seed
         reuse = request.keep_cache  # who leaves nothing to others takes nothing of them
-        content = Content(submission.tokens, seed, submission.sampling, reuse, request.stop_points)
+        content = Content(
+            submission.tokens,
+            seed,
+            submission.sampling,
+            reuse,
+            request.stop_points,
+            submission.brought,
+            submission.take,
+            submission.forget,
+        )
         return Stream(self, request, content, submission.text)

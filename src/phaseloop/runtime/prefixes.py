@@ -44,6 +44,7 @@ from phaseloop.engine.snapshots import (
     packed,
 )
 
+NO_IDS = packed(())
 SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity
 
 
@@ -59,6 +60,10 @@ class Prefixes(Protocol):
         ...
 
     def deliver(self, delivery: Delivery, ids: Sequence[int]) -> None: ...
+
+    def held(self, slot: SlotIndex) -> Ids:
+        """The tokens whose state an idle slot was left with."""
+        ...
 
 
 def anywhere(_slot: SlotIndex) -> Positions:
@@ -146,6 +151,10 @@ class PrefixIndex:
     def deliver(self, delivery: Delivery, ids: Sequence[int]) -> None:
         if self._reuses_generated and (line := self._lines.get(delivery.request_id)):
             line.generated.setdefault(delivery.choice, []).extend(ids)
+
+    def held(self, slot: SlotIndex) -> Ids:
+        held = self._slots[slot]
+        return NO_IDS if held is None or held.is_seated else self._ids(held)
 
     # --- what a prompt may find -------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Everything here belongs to the event loop's thread.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, Self
 
@@ -22,6 +22,7 @@ from phaseloop.core.vocabulary import (
     Policy,
     PolicyChanged,
     ShutdownRequested,
+    SlotIndex,
     Stop,
 )
 from phaseloop.engine.protocol import Description, Engine
@@ -103,6 +104,10 @@ class Service:
     @property
     def description(self) -> Description:
         return self._engine.describe()
+
+    def held(self, slot: SlotIndex) -> Sequence[int]:
+        """The tokens whose state an idle slot was left with for later prompts."""
+        return () if self._prefixes is None else self._prefixes.held(slot).tolist()
 
     @property
     def has_ended(self) -> bool:
