@@ -13,6 +13,7 @@ from phaseloop.kernels import (
     cells,
     delta,
     experts,
+    lora,
     moe,
     norm,
     rope,
@@ -30,6 +31,7 @@ PLANNED = {
     "cells": cells.entries(),
     "sample": sample.entries(),
     "moe": moe.entries(),
+    "lora": lora.entries(),
     "delta": [entry for width in delta.WIDTHS for entry in delta.entries(width)],
     "experts": [entry for kind in skinny.KINDS for entry in experts.entries(kind)],
     "attention_decode": [
