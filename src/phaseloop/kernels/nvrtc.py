@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +13,8 @@ from msgspec import Struct
 from .contract import KernelError
 
 REMEDY = "pip install 'phaseloop[cuda]' brings NVRTC 12.x and the headers that Volta needs"
+LIBRARIES = {"libnvrtc.so.12": "cuda_nvrtc", "libnvrtc.so.13": "cu13"}  # and their wheels' folders
+HEADERS = {12: "cuda_runtime", 13: "cu13"}
 FUNCTION = re.compile(r"Compiling entry function '(\w+)' for")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -59,21 +62,29 @@ def package_directory(package: str) -> Path | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """libnvrtc.so.12, by its path: a CUDA 13 toolkit beside it no longer knows Volta."""
-    directory = package_directory("cuda_nvrtc")
-    name = "libnvrtc.so.12"
-    path = directory / "lib" / name if directory else Path(name)
-    try:
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise KernelError(f"{name} cannot be loaded: {error}; {REMEDY}") from error
+    """libnvrtc.so.12, by its path; where there is none, a CUDA 13 that no longer knows Volta.
+
+    For all to see, so that CuPy finds this one too.
+    """
+    failures: list[str] = []
+    for name, package in LIBRARIES.items():
+        directory = package_directory(package)
+        path = directory / "lib" / name if directory else Path(name)
+        try:
+            return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            failures.append(str(error))
+    raise KernelError(f"NVRTC cannot be loaded: {'; '.join(failures)}; {REMEDY}")
 
 
 def include_directories() -> list[Path]:
-    directory = package_directory("cuda_runtime")
-    if directory is None or not (directory / "include" / "cuda_fp16.h").is_file():
-        raise KernelError(f"cuda_fp16.h is missing: {REMEDY}")
-    return [directory / "include"]
+    """Where cuda_fp16.h of this NVRTC's release lies: in its wheel, else in a toolkit."""
+    package = package_directory(HEADERS.get(version()[0], "cuda_runtime"))
+    toolkit = os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    for directory in filter(None, (package, Path(toolkit))):
+        if (directory / "include" / "cuda_fp16.h").is_file():
+            return [directory / "include"]
+    raise KernelError(f"cuda_fp16.h is missing: {REMEDY}")
 
 
 def version() -> tuple[int, int]:
