@@ -9,44 +9,31 @@ import logging
 import threading
 from collections.abc import Sequence
 
-import numpy as np
-from msgspec import Struct
-from numpy.typing import NDArray
-
 from phaseloop.core.vocabulary import (
-    Failed,
     Lane,
     LaunchRound,
-    Produced,
     RequestId,
-    Result,
     SeatRequest,
     SlotIndex,
 )
 from phaseloop.ops.delta_states import NO_SHIFT
 from phaseloop.ops.interface import Aborted, Backend, BackendError, Snapshot, Span
 
+from .cpu_draws import NOTHING, Check, Drawn, Draws, refused
 from .cpu_slot import Saved, Slot, Source
-from .protocol import Content, Description, EngineDied, Outcome, RoundError, Seated
+from .draft import Computed, Drafter, Followed, NoDrafts
+from .protocol import Content, Description, Outcome, RoundError, Seated
 from .reuse import STEP, Positions, marks_of, reachable
-from .sampler import Draw, Sampled, Sampler
-from .settings import Likelihood
+from .sampler import Sampler
 from .slot_file import OF_A_FILE, Origin
 from .snapshots import MOVE_MIN, Ids, Kept, Snapshots, common_length, is_worth_keeping, packed
+from .speculate import USUAL, Speculator, Terms
 
 log = logging.getLogger(__name__)
 
 
-class Drawn(Struct, frozen=True):
-    """What a lane of a round came to."""
-
-    result: Result = Produced()
-    ids: tuple[int, ...] = ()
-    likelihoods: tuple[Likelihood, ...] = ()
-
-
-NOTHING = Drawn()
 PAGE_LENGTH = 256
+NO_LOGITS = "no logits to sample"
 STATES_KEPT = 4  # recurrent states that a snapshot takes along: the last ones
 
 
@@ -57,7 +44,7 @@ class ModelEngine:
     those have other bits than a prompt's, reuse ends before them, or a cached answer could differ
     from a cold one.  `snapshots`: where state goes that a slot loses and a later prompt may want;
     without it, nowhere.  `unstable`: as in Description.  `state_step`: a prompt's recurrent states
-    are kept at multiples of it.
+    are kept at multiples of it.  `drafter` and `terms`: who guesses, and what that costs.
     """
 
     def __init__(
@@ -75,13 +62,16 @@ class ModelEngine:
         snapshots: Snapshots | None = None,
         unstable: tuple[str, ...] = (),
         state_step: int = STEP,
+        drafter: Drafter | None = None,
+        terms: Terms = USUAL,
     ) -> None:
         self.snapshots = Snapshots(0) if snapshots is None else snapshots
         self._backend = backend
-        self._sampler = sampler
-        self._slots = [Slot(region, backend) for region in range(slot_count)]
+        self._drafter = NoDrafts() if drafter is None else drafter
+        self._speculator = Speculator(self._drafter, terms)
+        self._draws = Draws(sampler, end_tokens)
+        self._slots = [Slot(region, backend, self._drafter) for region in range(slot_count)]
         self._saved: dict[tuple[RequestId, int], Saved] = {}
-        self._end_tokens = end_tokens
         self._reuse_generated = reuse_generated
         self._state_step = state_step
         self._is_recurrent = backend.state_bytes > 0
@@ -95,6 +85,8 @@ class ModelEngine:
             context_length=context_length,
             page_count=pages if page_count is None else page_count,
             page_length=PAGE_LENGTH,
+            draft_tokens=self._drafter.most,
+            drafters=self._drafter.name,
             can_save=True,
             forks_anywhere=not self._is_recurrent,
             can_shift=not self._is_recurrent,
@@ -140,6 +132,7 @@ class ModelEngine:
             with self._abort_lock:
                 self._running = None
                 self._backend.resume()
+                self._drafter.resume()
         return Outcome(
             tuple(one.result for one in drawn),
             tuple(one.ids for one in drawn),
@@ -150,6 +143,7 @@ class ModelEngine:
         with self._abort_lock:
             if self._running == round_id:
                 self._backend.abort()
+                self._drafter.abort()
 
     def release(self, slot: SlotIndex, keep: int, version: int) -> None:
         held = self._slots[slot]
@@ -211,14 +205,17 @@ class ModelEngine:
         if not reachable(count, positions):
             return  # without a state nobody could go on from it
         states = sum(position <= count for position in positions or ())
-        cells_bytes = count * self._backend.position_bytes
-        cells_bytes += min(states, STATES_KEPT) * self._backend.state_bytes
+        per_token = self._backend.position_bytes + self._drafter.position_bytes
+        state_bytes = count * per_token + min(states, STATES_KEPT) * self._backend.state_bytes
 
         def save() -> Snapshot:
             return self._backend.save(slot.region, count).with_last_states(STATES_KEPT)
 
+        def follow() -> Followed | None:
+            return self._drafter.save(slot.region, count)
+
         try:
-            self.snapshots.put(ids, cells_bytes, save)
+            self.snapshots.put(ids, state_bytes, save, follow)
         except MemoryError:
             log.warning("no memory for a snapshot of %d tokens; lower --cache-ram", count)
 
@@ -238,31 +235,49 @@ class ModelEngine:
                 return [refused("this model gives no embeddings")] * len(launch.lanes)
 
     def _compute(self, lanes: Sequence[Lane]) -> list[Drawn]:
-        """Prompt chunks and pending tokens: one pass, then one draw for those that want a token."""
-        drawn: list[Drawn] = [NOTHING] * len(lanes)
-        runnable: list[tuple[int, Span]] = []
-        for index, lane in enumerate(lanes):
-            problem = self._problem(lane)
-            if problem is None:
-                runnable.append((index, self._span(lane)))
-            else:
-                drawn[index] = refused(problem)
+        """Prompt chunks, pending tokens, drafts: one pass, then draws where tokens are wanted."""
+        problems = [self._problem(lane) for lane in lanes]
+        drawn = [NOTHING if problem is None else refused(problem) for problem in problems]
+        runnable = [index for index, problem in enumerate(problems) if problem is None]
         if not runnable:
             return drawn
-        logits = self._backend.forward([span for _, span in runnable])
-        row, wanting = 0, list[int]()
-        for index, span in runnable:
-            slot = self._slots[span.region]
-            slot.append(span.tokens, cold=self._reuse_generated or not span.generated)
+        going = [lanes[index] for index in runnable]
+        slots = [self._slots[lane.slot] for lane in going]
+        starts = [slot.length for slot in slots]
+        drafts = self._speculator.propose(going, slots)
+        spans = [self._span(*one) for one in zip(going, slots, drafts, strict=True)]
+        logits = self._backend.forward(spans)
+        checks: dict[int, Check] = {}
+        row = 0
+        for index, slot, span, guessed in zip(runnable, slots, spans, drafts, strict=True):
+            is_cold = self._reuse_generated or not span.generated
+            end = span.start + len(span.tokens) - len(guessed)
+            slot.append(span.tokens[slot.length - span.start : end - span.start], cold=is_cold)
+            rows, row = logits[row : row + span.outputs], row + span.outputs
             if span.outputs:
-                slot.logits = logits[row]
-                row += 1
+                slot.logits = rows[0]
             if slot.content.take is not None and slot.length == len(slot.prompt):
                 slot.content.take(self._state_of(slot))
             if lanes[index].outputs:
-                wanting.append(index)
-        for index, one in zip(wanting, self._draw([lanes[i] for i in wanting]), strict=True):
+                checks[index] = Check(lanes[index], slot, guessed, rows, is_cold, span.start)
+        for index, one in zip(checks, self._verify(list(checks.values())), strict=True):
             drawn[index] = one
+        self._speculator.follow(
+            [
+                Computed(slot.region, slot.tokens, start, span.generated)
+                for slot, span, start in zip(slots, spans, starts, strict=True)
+            ]
+        )
+        return drawn
+
+    def _verify(self, checks: Sequence[Check]) -> list[Drawn]:
+        lengths = [check.slot.length for check in checks]
+        drawn = self._draws.verify(checks)
+        for check, length in zip(checks, lengths, strict=True):
+            accepted = check.slot.length - length
+            self._speculator.learn(check, accepted)
+            if accepted < len(check.drafts):
+                check.slot.reject(check.start)
         return drawn
 
     def _state_of(self, slot: Slot) -> Kept:
@@ -270,11 +285,11 @@ class ModelEngine:
         cells = self._backend.save(slot.region, slot.length).with_last_states(STATES_KEPT)
         return Kept(OF_A_FILE, packed(slot.tokens), cells)
 
-    def _span(self, lane: Lane) -> Span:
-        slot = self._slots[lane.slot]
+    def _span(self, lane: Lane, slot: Slot, drafts: tuple[int, ...]) -> Span:
         end = lane.start + lane.count
         if slot.pending is not None:
-            return Span(slot.region, lane.start, (slot.pending,), 1, True)
+            tokens = (*slot.tokens[slot.held :], slot.pending, *drafts)
+            return Span(slot.region, slot.held, tokens, 1 + len(drafts), True)
         is_last = end == len(slot.prompt)
         tokens = slot.prompt[lane.start : end]
         marks = tuple(mark for mark in slot.marks if lane.start < mark <= end)
@@ -286,7 +301,7 @@ class ModelEngine:
         if lane.start != slot.length:
             return f"slot {lane.slot} holds {slot.length} tokens, the round begins at {lane.start}"
         if slot.pending is not None:
-            return None if lane.count == 1 else f"slot {lane.slot} has no drafts to verify"
+            return None
         left = len(slot.prompt) - lane.start - lane.count
         if left < 0 or (left and lane.outputs):
             return f"slot {lane.slot}: the prompt ends at {len(slot.prompt)}"
@@ -294,38 +309,13 @@ class ModelEngine:
 
     def _sample(self, lanes: Sequence[Lane]) -> list[Drawn]:
         """First tokens.  The logits stay: children of the sequence draw from the same ones."""
-        drawn: list[Drawn] = [
-            NOTHING if self._slots[lane.slot].logits is not None else refused("no logits to sample")
-            for lane in lanes
-        ]
+        slots = [self._slots[lane.slot] for lane in lanes]
+        drawn = [NOTHING if slot.logits is not None else refused(NO_LOGITS) for slot in slots]
         ready = [index for index, one in enumerate(drawn) if one is NOTHING]
-        for index, one in zip(ready, self._draw([lanes[i] for i in ready]), strict=True):
+        first = self._draws.draw([lanes[i] for i in ready], [slots[i] for i in ready])
+        for index, one in zip(ready, first, strict=True):
             drawn[index] = one
         return drawn
-
-    def _draw(self, lanes: Sequence[Lane]) -> list[Drawn]:
-        """A token per lane from its slot's logits; it becomes the pending one, or ends the text."""
-        if not lanes:
-            return []
-        slots = [self._slots[lane.slot] for lane in lanes]
-        logits = stacked([slot.logits for slot in slots])
-        draws = [
-            Draw(lane.request_id, lane.choice, slot.seed, slot.position, slot.tokens, slot.sampling)
-            for lane, slot in zip(lanes, slots, strict=True)
-        ]
-        return [
-            self._take(slot, sampled)
-            for slot, sampled in zip(slots, self._sampler.sample(logits, draws), strict=True)
-        ]
-
-    def _take(self, slot: Slot, sampled: Sampled) -> Drawn:
-        token, likelihood = sampled.token, sampled.likelihood
-        if token is None:
-            return refused("the logits allow no token: each is ruled out, or one is not a number")
-        slot.pending = token
-        if token in self._end_tokens:
-            return Drawn(Produced(0, True))
-        return Drawn(Produced(1), (token,), () if likelihood is None else (likelihood,))
 
     def _move(self, kind: str, lane: Lane) -> Drawn:
         slot, key = self._slots[lane.slot], (lane.request_id, lane.choice)
@@ -367,13 +357,3 @@ class ModelEngine:
             return refused("its prefix has left the slot where it was found")
         slot.bring(source, count)
         return NOTHING
-
-
-def refused(reason: str) -> Drawn:
-    return Drawn(Failed(reason))
-
-
-def stacked(rows: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32]:
-    if any(row is None for row in rows):
-        raise EngineDied("a sequence lost its logits between prefill and sampling")
-    return np.stack([row for row in rows if row is not None])

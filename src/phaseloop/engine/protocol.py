@@ -30,6 +30,7 @@ from phaseloop.core.vocabulary import (
     SlotIndex,
 )
 
+from .draft import Speculation
 from .settings import GREEDY, Likelihood, Sampling
 from .snapshots import Kept
 
@@ -58,7 +59,8 @@ class Description(Struct, frozen=True):
     context_length: int  # tokens of one sequence
     page_count: int
     page_length: int = 256
-    draft_tokens: int = 0
+    draft_tokens: int = 0  # most drafts per lane; a round may make fewer
+    drafters: str = "none"  # their names, as llama-server has them
     can_save: bool = False
     shares_pages: bool = False
     forks_anywhere: bool = False
@@ -84,6 +86,7 @@ class Content(Struct, frozen=True):
     # Is given the prompt's state once it is computed, on the engine's thread: must be quick.
     take: Callable[[PromptState], None] | None = None
     forget: bool = False  # what the slot held before is of no use to anybody
+    speculation: Speculation = Speculation()
 
 
 class Seated(Struct, frozen=True):

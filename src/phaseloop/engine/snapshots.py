@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from phaseloop.ops.interface import Snapshot
 
+from .draft import Followed
 from .reuse import reachable
 
 Ids: TypeAlias = NDArray[np.int32]
@@ -41,6 +42,7 @@ class Kept(Struct, frozen=True):
     snapshot_id: int
     ids: Ids
     cells: Snapshot
+    followed: Followed | None = None  # the drafter's state of the same tokens
 
 
 class Found(Struct, frozen=True):
@@ -79,13 +81,20 @@ class Snapshots:
 
     # --- from the engine's thread -----------------------------------------------------------------
 
-    def put(self, ids: Ids, cells_bytes: int, save: Callable[[], Snapshot]) -> bool:
+    def put(
+        self,
+        ids: Ids,
+        state_bytes: int,
+        save: Callable[[], Snapshot],
+        follow: Callable[[], Followed | None] = lambda: None,
+    ) -> bool:
         """Keep a state, unless a snapshot covers it or it is over the budget; says whether it did.
 
-        `save` copies the state, after room has been made for its `cells_bytes`.  Snapshots of a
-        beginning of `ids` are dropped: the longer one serves whom they would.
+        `save` copies the state and `follow` the drafter's, after room has been made for their
+        `state_bytes`.  Snapshots of a beginning of `ids` are dropped: the longer one serves whom
+        they would.
         """
-        wanted_bytes = cells_bytes + ids.nbytes
+        wanted_bytes = state_bytes + ids.nbytes
         if wanted_bytes > self.budget_bytes or self._covers(ids):
             return False
         others = [kept for kept in self._kept if common_length(kept.ids, ids) < len(kept.ids)]
@@ -93,7 +102,7 @@ class Snapshots:
         while used_bytes + wanted_bytes > self.budget_bytes:
             used_bytes -= size_bytes(others.pop(0))
         self._kept = tuple(others)  # their memory is free before the copy takes its own
-        self._kept += (Kept(self._next_id, ids, save()),)
+        self._kept += (Kept(self._next_id, ids, save(), follow()),)
         self._next_id += 1
         return True
 
@@ -112,7 +121,8 @@ class Snapshots:
 
 
 def size_bytes(kept: Kept) -> int:
-    return kept.cells.size_bytes + kept.ids.nbytes
+    followed_bytes = 0 if kept.followed is None else kept.followed.size_bytes
+    return kept.cells.size_bytes + kept.ids.nbytes + followed_bytes
 
 
 def is_worth_keeping(lost: int, length: int) -> bool:
