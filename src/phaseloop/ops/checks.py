@@ -6,11 +6,23 @@ from .interface import BackendError, Dimensions, Span
 
 
 def check_spans(
-    spans: Sequence[Span], dimensions: Dimensions, region_count: int, capacity: int
+    spans: Sequence[Span],
+    dimensions: Dimensions,
+    region_count: int,
+    capacity: int,
+    adapter_count: int = 0,
 ) -> None:
-    """Raises BackendError unless every lane fits its region and every token the vocabulary."""
+    """Raises BackendError unless every lane fits its region and every token the vocabulary.
+
+    And unless all have one list of adapters, each of them loaded and named once.
+    """
     if not spans:
         raise BackendError("a pass needs at least one lane")
+    if any(span.adapters != spans[0].adapters for span in spans):
+        raise BackendError("two lanes of one pass have different adapters")
+    named = [adapter for adapter, _ in spans[0].adapters]
+    if named != sorted(set(named) & set(range(adapter_count))):
+        raise BackendError(f"adapters {named} of {adapter_count} that are loaded")
     if len({span.region for span in spans}) != len(spans):
         raise BackendError("two lanes of one pass share a KV region")
     for lane, span in enumerate(spans):

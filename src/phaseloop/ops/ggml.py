@@ -18,8 +18,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from .adapters import Adapter, list_of
 from .checks import check_spans, output_rows
 from .delta_states import MARKS_MAX, NO_SHIFT, Leg, States
+from .ggml_adapters import AdapterGraph, place, unstable_kinds
 from .ggml_graph import TILE_ROWS, Built, GgmlOps, Group, MaskInput, Shape, node_count_max
 from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
 from .ggml_openmp import ggml
@@ -67,10 +69,12 @@ class GgmlBackend:
         ubatch: int = UBATCH_ROWS,
         repack: bool = True,
         marks_max: int = MARKS_MAX,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """`repack`: copy matrices for ggml's wider kernels where it has some and bits allow it.
 
-        `marks_max`: how many marked recurrent states a region keeps.
+        `marks_max`: how many marked recurrent states a region keeps.  `adapters`: what a span's
+        list counts, from 0.
         """
         self._network = network
         self._dimensions = dimensions
@@ -85,8 +89,10 @@ class GgmlBackend:
             shape, np.float32, region_count=region_count, marks_max=marks_max
         )
         layers = len(dimensions.ropes) + (shape.layer_count if shape else 0)
-        self._tensors = Tensors(len(weights) + 2 * layers)
+        factors = 2 * sum(len(adapter.parts()) for adapter in adapters)
+        self._tensors = Tensors(len(weights) + 2 * layers + factors)
         self._weights = {name: self._tensors.add(weight) for name, weight in weights.items()}
+        self._adapters = [place(self._tensors, adapter) for adapter in adapters]
         self._repacked = Repacked(
             self._cpu, weights if repack else {}, only_stable=attention != "fast"
         )
@@ -104,7 +110,10 @@ class GgmlBackend:
         fitting = MASK_BYTES_MAX // (4 * self._regions.capacity)
         self._rows_max = min(ubatch, max(UBATCH_ROWS_MIN, fitting))
         self._graphs: OrderedDict[Shape, Graph] = OrderedDict()
-        self.unstable_kinds = self._unstable_kinds(weights)
+        unstable = self._unstable_kinds(weights) | unstable_kinds(
+            self._cpu, adapters, self._adapters
+        )
+        self.unstable_kinds = tuple(sorted(unstable))
 
     @property
     def name(self) -> str:
@@ -134,7 +143,8 @@ class GgmlBackend:
         return None if self._states is None else self._states.positions(region)
 
     def forward(self, spans: Sequence[Span]) -> Rows:
-        check_spans(spans, self._dimensions, self._regions.count, self._capacity)
+        adapter_count = len(self._adapters)
+        check_spans(spans, self._dimensions, self._regions.count, self._capacity, adapter_count)
         ends = list(itertools.accumulate(span.outputs for span in spans))
         found = np.empty((ends[-1], self._dimensions.vocabulary), np.float32)
         places = [end - span.outputs for end, span in zip(ends, spans, strict=True)]
@@ -238,6 +248,7 @@ class GgmlBackend:
             output_count=len(output_rows(pieces)),
             tile=is_tiled,
             row_by_row=self._attention != "fast" and not is_tiled,
+            adapters=list_of(pieces),
         )
 
     def _graph_for(self, shape: Shape) -> Graph:
@@ -254,6 +265,7 @@ class GgmlBackend:
 
     def _build(self, shape: Shape) -> Graph:
         nodes = node_count_max(self._dimensions, shape, self._expert_count)
+        nodes += sum(self._adapters[adapter].node_count for adapter, _ in shape.adapters)
         space = nodes * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
         context = new_context(space)
         graph = ggml.ggml_new_graph_custom(context, nodes, False)
@@ -267,6 +279,7 @@ class GgmlBackend:
             self._regions,
             self._dimensions,
             shape,
+            AdapterGraph(context, self._adapters, shape.adapters),
         )
         logits = self._network(ops)
         ops.finish(logits)
@@ -298,14 +311,14 @@ class GgmlBackend:
         memory = rows.reshape(-1).view(np.uint8)
         return self._tensors.place(ggml.GGML_TYPE_F32, rows.shape, memory, "recurrent states")
 
-    def _unstable_kinds(self, weights: Mapping[str, Weight]) -> tuple[str, ...]:
+    def _unstable_kinds(self, weights: Mapping[str, Weight]) -> set[str]:
         """Types of matrices whose rows depend on their neighbours: with them, P3 does not hold."""
         samples = {w.kind: name for name, w in sorted(weights.items()) if len(w.shape) == 2}
-        return tuple(
+        return {
             kind
-            for kind, name in sorted(samples.items())
+            for kind, name in samples.items()
             if not rows_are_stable(self._cpu, self._weights[name])
-        )
+        }
 
 
 def fill_inputs(built: Built, shape: Shape, pieces: Sequence[Span], capacity: int) -> None:

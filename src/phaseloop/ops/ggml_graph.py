@@ -14,12 +14,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from .ggml_adapters import AdapterGraph
 from .ggml_delta import NODES_PER_RUN, DeltaGraph, StateInputs
 from .ggml_library import array_at
 from .ggml_openmp import ggml
 from .ggml_regions import Regions
 from .ggml_repack import FOURS, Matrix, block_sums, product
-from .interface import Activation, Attention, DeltaNet, Dimensions, Experts, Rope
+from .interface import Activation, AdapterList, Attention, DeltaNet, Dimensions, Experts, Rope
 
 Node: TypeAlias = ggml.ggml_tensor_p
 INT32, INT64, UINT16, FLOAT32 = (
@@ -58,6 +59,7 @@ class Shape(Struct, frozen=True):
     output_count: int
     tile: bool  # fill up query rows, so that attention always takes the tiled path
     row_by_row: bool  # attention takes each row by itself
+    adapters: AdapterList = ()
 
     @property
     def lane_rows(self) -> list[int]:
@@ -97,8 +99,10 @@ class GgmlOps:
         regions: Regions,
         dimensions: Dimensions,
         shape: Shape,
+        adapters: AdapterGraph,
     ) -> None:
         self._c = context
+        self._adapters = adapters
         self._graph = graph
         self._weights = weights
         self._repacked = repacked
@@ -123,7 +127,8 @@ class GgmlOps:
         )
 
     def embed(self, weight: str) -> Node:
-        return ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
+        found = ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
+        return self._adapters.lookup(weight, self._tokens, found)
 
     def linear(self, weight: str, x: Node, bias: str | None = None) -> Node:
         matrix = self._repacked.get(weight)
@@ -131,6 +136,7 @@ class GgmlOps:
             found = ggml.ggml_mul_mat(self._c, self._weights[weight], x)
         else:
             found = self._repacked_product(matrix, x)
+        found = self._adapters.linear(weight, x, found)
         return found if bias is None else self.add(found, self._weights[bias])
 
     def rms_norm(self, x: Node, weight: str, epsilon: float) -> Node:
@@ -210,7 +216,7 @@ class GgmlOps:
         return ggml.ggml_geglu_split(self._c, gate, up)
 
     def experts(self, x: Node, spec: Experts) -> Node:
-        c, w, used = self._c, self._weights, spec.used
+        c, used = self._c, spec.used
         width, rows = x.contents.ne[0], x.contents.ne[1]
         probability = ggml.ggml_soft_max(c, self.linear(spec.router, x))
         count = probability.contents.ne[0]
@@ -222,14 +228,14 @@ class GgmlOps:
             flat = ggml.ggml_div(c, flat, ggml.ggml_sum_rows(c, flat))
             share = ggml.ggml_reshape_3d(c, flat, 1, used, rows)
         x = ggml.ggml_reshape_3d(c, x, width, 1, rows)
-        gate = ggml.ggml_mul_mat_id(c, w[spec.gate], x, chosen)
+        gate = self._of_experts(spec.gate, x, chosen)
         if spec.up is None:
             half = gate.contents.ne[0] // 2
             gate, up = self.split(gate, (half, half))
         else:
-            up = ggml.ggml_mul_mat_id(c, w[spec.up], x, chosen)
+            up = self._of_experts(spec.up, x, chosen)
         hidden = self.gated(gate, up, spec.activation)
-        parts = ggml.ggml_mul(c, ggml.ggml_mul_mat_id(c, w[spec.down], hidden, chosen), share)
+        parts = ggml.ggml_mul(c, self._of_experts(spec.down, hidden, chosen), share)
         step, stride = parts.contents.nb[1], parts.contents.nb[2]
         total = ggml.ggml_view_2d(c, parts, width, rows, stride, 0)
         for index in range(1, used):
@@ -273,6 +279,10 @@ class GgmlOps:
         node = ggml.ggml_new_tensor(self._c, kind, len(axes), sizes)
         ggml.ggml_set_input(node)
         return node
+
+    def _of_experts(self, weight: str, x: Node, chosen: Node) -> Node:
+        found = ggml.ggml_mul_mat_id(self._c, self._weights[weight], x, chosen)
+        return self._adapters.experts(weight, x, chosen, found)
 
     def _repacked_product(self, matrix: Matrix, x: Node) -> Node:
         """As linear, with rows of one kind always computed in the same way."""

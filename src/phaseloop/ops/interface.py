@@ -27,6 +27,7 @@ Tensor = TypeVar("Tensor")
 Region: TypeAlias = int
 Rows: TypeAlias = NDArray[np.float32]
 Activation: TypeAlias = Literal["silu", "gelu", "sigmoid"]
+AdapterList: TypeAlias = tuple[tuple[int, float], ...]  # (which adapter, its scale), by the former
 
 
 class BackendError(Exception):
@@ -156,6 +157,8 @@ class Span(Struct, frozen=True):
 
     `marks` are positions after `start`, up to the span's end, ascending, whose recurrent states the
     region shall keep; a model without such states ignores them.
+
+    `adapters` change what is computed (ops/adapters.py); lanes of one pass have the same ones.
     """
 
     region: Region
@@ -164,6 +167,7 @@ class Span(Struct, frozen=True):
     outputs: int
     generated: bool
     marks: tuple[int, ...] = ()
+    adapters: AdapterList = ()
 
 
 class Ops(Protocol[Tensor]):

@@ -68,4 +68,5 @@ def piece(span: Span, start: int, stop: int) -> Span:
         outputs=max(0, stop - max(start, count - span.outputs)),
         generated=span.generated,
         marks=span.marks,
+        adapters=span.adapters,
     )

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from .adapters import Adapter, list_of
 from .checks import check_spans, output_rows
 from .delta_states import NO_SHIFT, Leg, States
 from .interface import (
@@ -54,7 +55,9 @@ class ReferenceBackend:
         *,
         region_count: int,
         capacity: int,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
+        self._adapters = [Unpacked(adapter) for adapter in adapters]
         self._network = network
         self._weights = {name: unpack(weight) for name, weight in weights.items()}
         self._dimensions = dimensions
@@ -79,7 +82,8 @@ class ReferenceBackend:
         return (self._keys[:, 0, 0].size + self._values[:, 0, 0].size) * self._keys.itemsize
 
     def forward(self, spans: Sequence[Span]) -> Rows:
-        check_spans(spans, self._dimensions, self._region_count, self._capacity)
+        adapter_count = len(self._adapters)
+        check_spans(spans, self._dimensions, self._region_count, self._capacity, adapter_count)
         legs = {} if self._states is None else self._states.begin(spans)
         passes = [one for span in spans for one in cut([span], len(span.tokens), apart=False)]
         found = [self._run(one.pieces, legs) for one in passes]
@@ -90,7 +94,10 @@ class ReferenceBackend:
         return np.concatenate(found).astype(np.float32)
 
     def _run(self, pieces: Sequence[Span], legs: dict[Region, Leg]) -> Doubles:
-        ops = ReferenceOps(self._weights, self._keys, self._values, pieces, self._states, legs)
+        active = [(self._adapters[adapter], scale) for adapter, scale in list_of(pieces)]
+        ops = ReferenceOps(
+            self._weights, self._keys, self._values, pieces, self._states, legs, active
+        )
         logits = self._network(ops)
         if self._states is not None:
             self._states.passed(legs, pieces)
@@ -139,6 +146,16 @@ class ReferenceBackend:
         pass
 
 
+class Unpacked:
+    """An adapter's factors by weight: a, and b with the adapter's own factor in it."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.matrices, self.embeddings = (
+            {name: (unpack(part.a), part.factor * unpack(part.b)) for name, part in parts.items()}
+            for parts in (adapter.matrices, adapter.embeddings)
+        )
+
+
 class ReferenceOps:
     """The ops of one batch, computed as they are called."""
 
@@ -150,7 +167,9 @@ class ReferenceOps:
         spans: Sequence[Span],
         states: States | None,
         legs: Mapping[Region, Leg],
+        adapters: Sequence[tuple[Unpacked, float]],
     ) -> None:
+        self._adapters = adapters
         self._states = states
         self._legs = legs
         self._weights = weights
@@ -163,11 +182,18 @@ class ReferenceOps:
         )
 
     def embed(self, weight: str) -> Doubles:
-        return self._weights[weight][self._tokens]
+        found = self._weights[weight][self._tokens]
+        for adapter, scale in self._adapters:
+            if weight in adapter.embeddings:
+                a, b = adapter.embeddings[weight]
+                found = found + scale * (a[self._tokens] @ b.T)
+        return found
 
     def linear(self, weight: str, x: Doubles, bias: str | None = None) -> Doubles:
         matrix = self._weights[weight]
         product = x @ matrix.reshape(-1, matrix.shape[-1]).T
+        for a, b in self._factors(weight):
+            product = product + (x @ a.T) @ b.T
         return product if bias is None else product + self._weights[bias]
 
     def rms_norm(self, x: Doubles, weight: str, epsilon: float) -> Doubles:
@@ -235,12 +261,12 @@ class ReferenceOps:
         return activate(gate, activation) * up
 
     def experts(self, x: Doubles, spec: Experts) -> Doubles:
-        probabilities = softmax(x @ self._weights[spec.router].T)
-        gates, downs = self._weights[spec.gate], self._weights[spec.down]
+        probabilities = softmax(self.linear(spec.router, x))
+        gates, downs = self._changed(spec.gate), self._changed(spec.down)
         if spec.up is None:
             gates, ups = np.split(gates, 2, axis=1)
         else:
-            ups = self._weights[spec.up]
+            ups = self._changed(spec.up)
         result = np.zeros_like(x)
         for row, probability in enumerate(probabilities):
             chosen = np.argsort(-probability, kind="stable")[: spec.used]
@@ -254,6 +280,15 @@ class ReferenceOps:
 
     def outputs(self, x: Doubles) -> Doubles:
         return x[output_rows(self._spans)]
+
+    def _factors(self, weight: str) -> list[tuple[Doubles, Doubles]]:
+        """What the active adapters add to a matrix, as b . a."""
+        known = [(adapter.matrices.get(weight), scale) for adapter, scale in self._adapters]
+        return [(pair[0], scale * pair[1]) for pair, scale in known if pair is not None]
+
+    def _changed(self, weight: str) -> Doubles:
+        """A matrix, or those of all experts, with what adapters add."""
+        return sum((b @ a for a, b in self._factors(weight)), self._weights[weight])
 
 
 def attend_row(q: Doubles, keys: Doubles, values: Doubles, spec: Attention) -> Doubles:
