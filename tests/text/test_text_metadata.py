@@ -144,7 +144,7 @@ def test_only_one_family_swallows_blanks_behind_special_tokens():
 
 BROKEN = {
     "no model": (spm_metadata(model=None), "model", "missing"),
-    "another model": (spm_metadata(model="bert"), "model", "'bert' is not supported"),
+    "another model": (spm_metadata(model="t5"), "model", "'t5' is not supported"),
     "model is a number": (spm_metadata(model=3), "model", "3 is not a text"),
     "no tokens": (spm_metadata(tokens=None), "tokens", "missing"),
     "tokens are a text": (spm_metadata(tokens="abc"), "tokens", "not an array"),

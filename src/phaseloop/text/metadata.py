@@ -23,9 +23,13 @@ SCORES = "tokenizer.ggml.scores"
 MERGES = "tokenizer.ggml.merges"
 ADD_BOS = "tokenizer.ggml.add_bos_token"
 ADD_EOS = "tokenizer.ggml.add_eos_token"
+ADD_SEP = "tokenizer.ggml.add_sep_token"
 ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
 TEMPLATE = "tokenizer.chat_template"
 TEMPLATE_TOOLS = "tokenizer.chat_template.tool_use"
+TEMPLATE_RERANK = "tokenizer.chat_template.rerank"
+LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
+STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 ID_KEYS: dict[str, tuple[str, ...]] = {  # role -> its key, and what older files call it
     "bos": ("tokenizer.ggml.bos_token_id",),
     "eos": ("tokenizer.ggml.eos_token_id",),
@@ -33,6 +37,7 @@ ID_KEYS: dict[str, tuple[str, ...]] = {  # role -> its key, and what older files
     "eom": ("tokenizer.ggml.eom_token_id",),
     "unk": ("tokenizer.ggml.unknown_token_id",),
     "pad": ("tokenizer.ggml.padding_token_id",),
+    "sep": ("tokenizer.ggml.seperator_token_id", "tokenizer.ggml.separator_token_id"),
     "fim_pre": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
     "fim_suf": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
     "fim_mid": ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
@@ -40,7 +45,12 @@ ID_KEYS: dict[str, tuple[str, ...]] = {  # role -> its key, and what older files
     "fim_rep": ("tokenizer.ggml.fim_rep_token_id",),
     "fim_sep": ("tokenizer.ggml.fim_sep_token_id",),
 }
-SPM_IDS = {"bos": 1, "eos": 2, "unk": 0}  # what SentencePiece files mean when they say nothing
+SILENT_IDS: dict[Model, dict[str, int]] = {  # what a file means that says nothing
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "gpt2": {},
+    "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0},
+}
+NAMES: dict[Model, str] = {"llama": "SentencePiece", "gpt2": "BPE", "bert": "WordPiece"}
 UNDEFINED = 0  # a type that old converters wrote for rows that pad the table
 
 T = TypeVar("T", str, int, float)
@@ -61,26 +71,33 @@ def vocabulary_of(metadata: Mapping[str, object]) -> Vocabulary:
     ids = {text: token for token, text in enumerate(tokens)}
     special = roles_by_text(ids, _special_ids(metadata, model, len(tokens)))
     types = _types(metadata, tokens, ids, special)
-    spm = model == "llama"
-    add_bos = _flag(metadata, ADD_BOS, default=spm or PRE_TOKENIZERS[pre].add_bos)
+    spm, is_wordpiece = model == "llama", model == "bert"
+    add_bos = _flag(metadata, ADD_BOS, default=model != "gpt2" or PRE_TOKENIZERS[pre].add_bos)
     add_eos = _flag(metadata, ADD_EOS, default=False)
     _require_added(ADD_BOS, add_bos, ID_KEYS["bos"][0], special.bos)
     _require_added(ADD_EOS, add_eos, ID_KEYS["eos"][0], special.eos)
+    add_sep = _flag(metadata, ADD_SEP, default=is_wordpiece)
+    _require_added(ADD_SEP, add_sep, ID_KEYS["sep"][0], special.sep)
+    lowercase = is_wordpiece and _flag(metadata, LOWERCASE, default=True)
     return Vocabulary(
         model=model,
         pre=pre,
         tokens=tokens,
         types=types,
         scores=_scores(metadata, len(tokens)) if spm else (),
-        merges=() if spm else _merges(metadata),
+        merges=_merges(metadata) if model == "gpt2" else (),
         special=special,
         end_ids=end_ids(ids, special),
         strip_after=_strip_after(metadata, tokens, types),
         add_bos=add_bos,
         add_eos=add_eos,
+        add_sep=add_sep,
+        lowercase=lowercase,
+        strip_accents=is_wordpiece and _flag(metadata, STRIP_ACCENTS, default=lowercase),
         add_space_prefix=spm and _flag(metadata, ADD_SPACE_PREFIX, default=True),
         chat_template=_text(metadata, TEMPLATE),
         chat_template_tools=_text(metadata, TEMPLATE_TOOLS),
+        rerank_template=_text(metadata, TEMPLATE_RERANK),
         notes=tuple(notes),
     )
 
@@ -89,14 +106,15 @@ def _model(metadata: Mapping[str, object]) -> Model:
     name = _text(metadata, MODEL)
     if name is None:
         raise VocabularyError(MODEL, "missing", "this file has no tokenizer: " + CONVERT)
-    if name not in ("llama", "gpt2"):
-        problem = f"{_shown(name)} is not supported, only 'llama' (SentencePiece) and 'gpt2' (BPE)"
+    if name not in NAMES:
+        known = ", ".join(f"{model!r} ({kind})" for model, kind in NAMES.items())
+        problem = f"{_shown(name)} is not supported, only {known}"
         raise VocabularyError(MODEL, problem, OTHER_MODEL)
     return name
 
 
 def _pre(metadata: Mapping[str, object], model: Model, notes: list[str]) -> str:
-    if model == "llama":
+    if model != "gpt2":
         return "default"
     name = _text(metadata, PRE)
     if name is None:
@@ -182,9 +200,7 @@ def _merges(metadata: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _special_ids(metadata: Mapping[str, object], model: Model, count: int) -> SpecialIds:
-    found: dict[str, int] = {}
-    if model == "llama":
-        found = {role: token for role, token in SPM_IDS.items() if token < count}
+    found = {role: token for role, token in SILENT_IDS[model].items() if token < count}
     for role, keys in ID_KEYS.items():
         for key in keys:
             value = metadata.get(key)

@@ -1,13 +1,14 @@
 """Text to tokens and back, as the model's file describes it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from .bpe import BYTE_OF, BytePairEncoder
 from .metadata import byte_of
 from .special import SpecialTokens
 from .spm import BLANK, SentencePieceEncoder
-from .vocabulary import HIDDEN, MATCHED_ALWAYS, MATCHED_IF_PARSED, TokenType, Vocabulary
+from .vocabulary import HIDDEN, MATCHED_ALWAYS, MATCHED_IF_PARSED, Model, TokenType, Vocabulary
+from .wordpiece import WordPieceEncoder
 
 
 class Encoder(Protocol):
@@ -16,16 +17,20 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
+ENCODERS: dict[Model, Callable[[Vocabulary], Encoder]] = {
+    "llama": SentencePieceEncoder,
+    "gpt2": BytePairEncoder,
+    "bert": WordPieceEncoder,
+}
+
+
 class Tokenizer:
     """A model's tokenizer.  Immutable but for caches, so threads may share it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.end_ids = frozenset(vocabulary.end_ids)
-        spm = vocabulary.model == "llama"
-        self._encoder: Encoder = (
-            SentencePieceEncoder(vocabulary) if spm else BytePairEncoder(vocabulary)
-        )
+        self._encoder = ENCODERS[vocabulary.model](vocabulary)
         self._parsed = self._special(MATCHED_IF_PARSED)
         self._unparsed = self._special(MATCHED_ALWAYS)
 
@@ -51,6 +56,8 @@ class Tokenizer:
                 tokens += self._encoder.encode(prefix + part)
         if add_special and vocabulary.add_eos and special.eos is not None:
             tokens.append(special.eos)
+        if add_special and vocabulary.add_sep and special.sep is not None:
+            tokens.append(special.sep)
         return tuple(tokens)
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
@@ -78,7 +85,7 @@ class Tokenizer:
         return raw.decode(errors="replace")
 
     def _decoded(self, text: str) -> bytes:
-        if self.vocabulary.model == "llama":
+        if self.vocabulary.model != "gpt2":
             return text.replace(BLANK, " ").encode()
         try:
             return bytes(map(BYTE_OF.__getitem__, text))

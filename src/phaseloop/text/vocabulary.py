@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-Model: TypeAlias = Literal["llama", "gpt2"]  # SentencePiece with scores; byte-level BPE with merges
+# SentencePiece with scores; byte-level BPE with merges; WordPiece.
+Model: TypeAlias = Literal["llama", "gpt2", "bert"]
 
 
 class TokenType(IntEnum):
@@ -48,6 +49,7 @@ class SpecialIds(Struct, frozen=True, gc=False, omit_defaults=True):
     eom: int | None = None  # end of a message that expects a tool's answer
     unk: int | None = None
     pad: int | None = None
+    sep: int | None = None  # between two texts of one prompt, and behind the last
     fim_pre: int | None = None  # fill in the middle: prefix, suffix, middle
     fim_suf: int | None = None
     fim_mid: int | None = None
@@ -60,7 +62,7 @@ class Vocabulary(Struct, frozen=True, gc=False):
     """A tokenizer's description.  Token ids index `tokens`, `types` and, for SPM, `scores`."""
 
     model: Model
-    pre: str  # the pre-tokenizer's kind; "default" for SPM, which has none
+    pre: str  # the pre-tokenizer's kind; "default" where the model has none
     tokens: tuple[str, ...]
     types: tuple[TokenType, ...]
     scores: tuple[float, ...] = ()  # SPM only
@@ -70,7 +72,11 @@ class Vocabulary(Struct, frozen=True, gc=False):
     strip_after: tuple[int, ...] = ()  # blanks behind these tokens vanish when a text is encoded
     add_bos: bool = False
     add_eos: bool = False
+    add_sep: bool = False
     add_space_prefix: bool = False
+    lowercase: bool = False  # WordPiece only, as is the next
+    strip_accents: bool = False
     chat_template: str | None = None
     chat_template_tools: str | None = None  # used instead when a request carries tools
+    rerank_template: str | None = None  # a ranking prompt around {query} and {document}
     notes: tuple[str, ...] = ()  # what was odd about the file but can be lived with
