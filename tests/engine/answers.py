@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import FinishReason, Request
 from phaseloop.engine.cpu import ModelEngine
+from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import limits_of
 from phaseloop.engine.settings import Likelihood, Sampling
 from phaseloop.engine.snapshots import Snapshots
@@ -35,6 +36,7 @@ class Job(Struct, frozen=True):
     leaves: Literal["queued", "begun"] | int | None = None
     choices: int = 1
     stop_points: tuple[int, ...] = ()
+    speculation: Speculation = Speculation()
 
 
 class Answer(Struct, frozen=True):
@@ -87,7 +89,7 @@ def submission(job: Job) -> Submission:
         choices=job.choices,
         stop_points=job.stop_points,
     )
-    return Submission(request, job.prompt, job.seed, job.sampling)
+    return Submission(request, job.prompt, job.seed, job.sampling, speculation=job.speculation)
 
 
 async def read(stream: Stream, job: Job) -> Answer:

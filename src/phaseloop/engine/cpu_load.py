@@ -14,9 +14,11 @@ from phaseloop.ops.ggml import AttentionPath, GgmlBackend
 from phaseloop.ops.ggml_regions import CacheKind
 
 from .cpu import ModelEngine
+from .draft import Drafter
 from .reuse import STEP
 from .sampler import Sampler
 from .snapshots import Snapshots
+from .speculate import USUAL, Terms
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -90,8 +92,13 @@ def engine_over(
     progress: Callable[[int, int], None] = lambda done, total: None,
     end_tokens: frozenset[int] | None = None,
     backend: GgmlBackend | None = None,
+    drafter: Drafter | None = None,
+    terms: Terms = USUAL,
 ) -> ModelEngine:
-    """As load_cpu_engine, for whoever has looked at the weights before, or made the backend."""
+    """As load_cpu_engine, for whoever has looked at the weights before, or made the backend.
+
+    `drafter` has a place for each slot, and is closed by whoever made it.
+    """
     weights.check_values(progress)
     if backend is None:
         backend = backend_over(weights, model, options)
@@ -108,6 +115,8 @@ def engine_over(
         snapshots=Snapshots(options.cache_ram_bytes),
         unstable=unstable(backend, options),
         state_step=options.state_step,
+        drafter=drafter,
+        terms=terms,
     )
 
 

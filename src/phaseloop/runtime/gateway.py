@@ -32,6 +32,7 @@ from phaseloop.core.vocabulary import (
     RequestId,
     StopMatched,
 )
+from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import Content, PromptState
 from phaseloop.engine.settings import GREEDY, Likelihood, Sampling
 
@@ -56,6 +57,7 @@ class Submission(Struct, frozen=True):
     brought: PromptState | None = None  # these three as Content has them
     take: Callable[[PromptState], None] | None = None
     forget: bool = False
+    speculation: Speculation = Speculation()
 
 
 class Begun(Struct, frozen=True):
@@ -307,5 +309,6 @@ class Gateway:
             submission.brought,
             submission.take,
             submission.forget,
+            submission.speculation,
         )
         return Stream(self, request, content, submission.text)
