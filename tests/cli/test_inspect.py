@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from real_geometry import write as write_real
 from synthetic import HEAD_WIDTH, KV_HEADS, LAYERS, VOCABULARY, WIDTH, decoder_file
 
 from phaseloop.cli.inspect import printable
@@ -121,3 +122,48 @@ def test_what_is_no_model_is_an_error(tmp_path, capsys, content, problem):
 def test_wrong_options_are_usage_errors(tmp_path, capsys, arguments):
     assert main(["inspect", "x.gguf", *arguments]) == 2
     assert "usage: phaseloop inspect" in capsys.readouterr().err
+
+
+# --- several GPUs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    return write_real(tmp_path_factory.mktemp("real") / "qwen3.8-27b.gguf")
+
+
+BOX = ("-c", "400000", "-np", "4", "--cache-type", "q8_0", "--tensor-split", "31,31,30,8")
+
+
+def test_a_plan_for_the_gpus_of_a_box(capsys, real):
+    """34 KiB a token in the 16 layers that attend, and 2.125 in the one that drafts."""
+    code, facts = inspected(capsys, real, *BOX, "--device-memory", "16GiB")
+    devices = facts["devices"]
+    assert code == 0 and all(device["fits"] for device in devices)
+    assert [device["layers"] for device in devices] == [21, 20, 20, 4]
+    assert sum(device["cache_bytes"] for device in devices) == 400_000 * (34 + 2.125) * 1024
+    assert {device["available_bytes"] for device in devices} == {16 << 30}
+    assert main(["inspect", str(real), *BOX]) == 0
+    assert "GPU 3" in capsys.readouterr().out, "without sizes nothing is refused"
+
+
+def test_gpus_that_are_too_small_are_refused_with_what_fits(capsys, real):
+    code, facts = inspected(capsys, real, *BOX, "--device-memory", "8GiB,16GiB,16GiB,16GiB")
+    assert code == 1 and [device["fits"] for device in facts["devices"]] == [False, *[True] * 3]
+    advice = facts["obstacles"][-1]
+    split, context = (re.search(rf"{flag} ([0-9,.]+)", advice)[1] for flag in ("-split", "-c"))
+    memory = ("--device-memory", "8GiB,16GiB,16GiB,16GiB")
+    assert inspected(capsys, real, *BOX, *memory, "--tensor-split", split)[0] == 0
+    assert inspected(capsys, real, *BOX, *memory, "-c", context)[0] == 0
+
+
+@pytest.mark.parametrize("flags", [
+    ("--tensor-split", "0,0"), ("--tensor-split", "1,-1"), ("--tensor-split", "x"),
+    ("--tensor-split", "nan"), ("--device-memory", "16"), ("--device-memory", "1GiB,"),
+    ("--tensor-split", "1,1", "--device-memory", "1GiB,1GiB,1GiB"),
+])  # fmt: skip
+def test_odd_gpus_are_refused(capsys, real, flags):
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["inspect", str(real), *flags]))
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err

@@ -4,6 +4,8 @@ The file's header is read and believed in nothing; no weight is computed with.  
 served is still described: each of architecture, tokenizer and template is tried by itself.
 """
 
+import math
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from phaseloop.model.plan import size
 from phaseloop.model.weights import open_weights
 
 from .errors import UserError
-from .inspect_facts import CACHES, SLOTS_DEFAULT, Facts, facts_of
+from .inspect_facts import CACHES, SLOTS_DEFAULT, Devices, Facts, facts_of
 from .models import resolve
 
 HELP = "show what a GGUF file holds, the memory it takes, and whether it can be served"
@@ -25,6 +27,9 @@ EXIT_UNSERVABLE = 1
 CONTEXT_MAX = 1 << 26
 SLOTS_MAX = 4096
 PLAIN_WIDTH = 100
+DEVICES_MAX = 64
+SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(MiB|GiB|MB|GB)")
+UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,6 +46,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cache-type", choices=CACHES, default="f16", help="of keys and values; by default f16"
     )
+    parser.add_argument(
+        "-ts", "--tensor-split", type=proportions, metavar="N,N,..",
+        help="plan for several GPUs, the layers shared out in these proportions",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device-memory", type=memories, metavar="SIZE,..",
+        help="of each GPU, as 16GiB; one size stands for all; without it nothing is refused",
+    )  # fmt: skip
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
 
@@ -54,14 +67,50 @@ def upto(high: int) -> Callable[[str], int]:
     return number
 
 
+def proportions(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or len(found) > DEVICES_MAX or not 0 < sum(found) < math.inf or min(found) < 0:
+        raise ArgumentTypeError(f"{text!r} are not up to {DEVICES_MAX} proportions, as in 3,1")
+    return found
+
+
+def memories(text: str) -> tuple[int, ...]:
+    found = [SIZE.fullmatch(part.strip()) for part in text.split(",")]
+    if len(found) > DEVICES_MAX or None in found:
+        raise ArgumentTypeError(f"{text!r} is no size like 16GiB, or a list of them")
+    return tuple(round(float(one[1]) * UNITS[one[2]]) for one in found if one is not None)
+
+
+def devices_of(args: Namespace) -> Devices | None:
+    """Raises UserError where the two flags do not go together."""
+    split: tuple[float, ...] | None = args.tensor_split
+    memory: tuple[int, ...] | None = args.device_memory
+    if split is None and memory is None:
+        return None
+    if split is None:
+        split = (1.0,) * len(memory or ())
+    if memory is not None and len(memory) == 1:
+        memory *= len(split)
+    if memory is not None and len(memory) != len(split):
+        raise UserError(
+            f"--device-memory names {len(memory)} GPUs and --tensor-split {len(split)}: "
+            "give one size, or one for each"
+        )
+    return Devices(split, memory)
+
+
 def run(args: Namespace) -> int:
     """Raises UserError for a file that is not there, or is broken."""
+    devices = devices_of(args)
     path = resolve(args.model)
     try:
         weights = open_weights(path)
     except ModelError as error:
         raise UserError(str(error)) from None
-    facts = facts_of(weights, args.ctx_size, args.parallel, args.cache_type)
+    facts = facts_of(weights, args.ctx_size, args.parallel, args.cache_type, devices)
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(facts)).decode() + "\n")
     else:
@@ -136,6 +185,8 @@ def memory_lines(facts: Facts) -> list[tuple[str, str]]:
     if not memory.fits:
         most = memory.context_that_fits
         found.append(("", f"does not fit here; -c {most} would" if most else "does not fit here"))
+    for index, device in enumerate(facts.devices):
+        found.append((f"GPU {index}", device.described))
     return found
 
 

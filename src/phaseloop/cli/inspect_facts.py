@@ -4,6 +4,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from phaseloop.model.device_plan import DevicePlan, Wanted, advice, plan_devices
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.plan import CONTEXT_STEP, available_memory, plan_memory
@@ -17,6 +18,7 @@ from phaseloop.text.vocabulary import Vocabulary, VocabularyError
 SLOTS_DEFAULT = 4
 UBATCH = 512  # tokens of one pass, as phaseloop serve has it by default
 CACHES = {"f16": "F16", "q8_0": "Q8_0"}
+NO_FIT = "no split, cache type or context of at least a page would fit"
 KEYS = {  # shown -> key after the architecture's name
     "layers": "block_count",
     "width": "embedding_length",
@@ -72,6 +74,27 @@ class Memory(Struct, frozen=True):
     described: str
 
 
+class Devices(Struct, frozen=True):
+    """GPUs to plan for."""
+
+    split: tuple[float, ...]
+    memory: tuple[int, ...] | None  # bytes of each; None: nobody knows
+
+
+class DeviceMemory(Struct, frozen=True):
+    """Bytes of one GPU."""
+
+    layers: int
+    weights_bytes: int
+    cache_bytes: int
+    states_bytes: int
+    scratch_bytes: int
+    total_bytes: int
+    available_bytes: int | None
+    fits: bool
+    described: str
+
+
 class Facts(Struct, frozen=True):
     path: str
     name: str | None
@@ -84,6 +107,7 @@ class Facts(Struct, frozen=True):
     tokenizer: TokenizerFacts | None
     template: dict[str, bool] | None  # what it can do
     memory: Memory | None
+    devices: tuple[DeviceMemory, ...]  # empty unless asked for
     obstacles: tuple[str, ...]  # why it cannot be served
     notes: tuple[str, ...]
     tensors: tuple[Tensor, ...]
@@ -93,7 +117,9 @@ class Facts(Struct, frozen=True):
         return not self.obstacles
 
 
-def facts_of(weights: Weights, context: int | None, slots: int, cache: str) -> Facts:
+def facts_of(
+    weights: Weights, context: int | None, slots: int, cache: str, devices: Devices | None = None
+) -> Facts:
     """`context`: tokens of all sequences; None for as many as the model was trained for."""
     obstacles: list[str] = []
     notes: list[str] = []
@@ -103,6 +129,9 @@ def facts_of(weights: Weights, context: int | None, slots: int, cache: str) -> F
     memory = None if model is None else memory_of(weights, model, context, slots, cache)
     if memory is not None and model is not None:
         notes += memory_notes(memory, model, context)
+    planned: tuple[DeviceMemory, ...] = ()
+    if devices is not None and model is not None:
+        planned = planned_devices(weights, model, context, slots, cache, devices, obstacles)
     parameters = sum(int(np.prod(one.shape)) for one in weights.tensors.values())
     if HEAD not in weights.tensors:
         notes.append("the output head is the embedding")
@@ -119,6 +148,7 @@ def facts_of(weights: Weights, context: int | None, slots: int, cache: str) -> F
         tokenizer=None if vocabulary is None else tokenizer_of(vocabulary),
         template=template,
         memory=memory,
+        devices=planned,
         obstacles=tuple(obstacles),
         notes=tuple(notes),
         tensors=tuple(
@@ -236,6 +266,38 @@ def memory_of(
         fits=plan.fits,
         context_that_fits=plan.context_that_fits(),
         described=plan.describe(),
+    )
+
+
+def planned_devices(
+    weights: Weights,
+    model: Model,
+    context: int | None,
+    slots: int,
+    cache: str,
+    devices: Devices,
+    obstacles: list[str],
+) -> tuple[DeviceMemory, ...]:
+    tokens = context or model.context_length
+    wanted = Wanted(devices.split, tokens, CACHES[cache], slots, UBATCH, devices.memory)
+    planned = tuple(map(device_of, plan_devices(weights, model, wanted)))
+    if not all(device.fits for device in planned):
+        would = " or ".join(advice(weights, model, wanted))
+        obstacles.append(f"the GPUs are too small; {f'{would} would fit' if would else NO_FIT}")
+    return planned
+
+
+def device_of(plan: DevicePlan) -> DeviceMemory:
+    return DeviceMemory(
+        layers=plan.layer_count,
+        weights_bytes=plan.weights_bytes,
+        cache_bytes=plan.cache_bytes,
+        states_bytes=plan.states_bytes,
+        scratch_bytes=plan.scratch_bytes,
+        total_bytes=plan.total_bytes,
+        available_bytes=plan.available_bytes,
+        fits=plan.fits,
+        described=plan.describe() + ("" if plan.fits else ", too much"),
     )
 
 
