@@ -45,6 +45,7 @@ LAZY = {
     Path("cli/main.py"),  # loads the command that was asked for, and no other
     Path("cli/serve.py"),  # binds its socket before it loads what serves
     Path("cli/serve_load.py"),  # loads the engine, where there is a model
+    Path("kernels/cupy_device.py"),  # loads NVRTC before CuPy, which is an extra, looks for one
     Path("cli/replay.py"),  # loads the engine, which is an extra, if that was asked for
 }
 
