@@ -25,6 +25,7 @@ from .draft import Computed, Drafter, Followed, NoDrafts
 from .protocol import Content, Description, Outcome, RoundError, Seated
 from .reuse import STEP, Positions, marks_of, reachable
 from .sampler import Sampler
+from .settings import Adapters
 from .slot_file import OF_A_FILE, Origin
 from .snapshots import MOVE_MIN, Ids, Kept, Snapshots, common_length, is_worth_keeping, packed
 from .speculate import USUAL, Speculator, Terms
@@ -64,6 +65,7 @@ class ModelEngine:
         state_step: int = STEP,
         drafter: Drafter | None = None,
         terms: Terms = USUAL,
+        adapter_digests: tuple[str, ...] = (),
     ) -> None:
         self.snapshots = Snapshots(0) if snapshots is None else snapshots
         self._backend = backend
@@ -94,6 +96,7 @@ class ModelEngine:
             reuses_generated=reuse_generated,
             unstable=unstable,
             model=model_digest,
+            adapters=adapter_digests,
         )
 
     def describe(self) -> Description:
@@ -106,8 +109,8 @@ class ModelEngine:
         if content.reuse and seat.reason not in ("sibling", "resume"):
             # The last row is always computed: its logits are wanted.
             prompt = packed(content.tokens)[:-1]
-            here = slot.usable(prompt)
-            source = self._source_elsewhere(slot, prompt, here, content.brought)
+            here = slot.usable(prompt, content.adapters)
+            source = self._source_elsewhere(prompt, content.adapters, here, content.brought)
         if not content.forget:
             self._keep_what_is_lost(slot, here)
         keep = here if source is None else 0
@@ -166,29 +169,30 @@ class ModelEngine:
             self._description.name,
             self._backend.position_bytes,
             self._backend.state_bytes,
+            self._description.adapters,
         )
 
     # --- prefixes ---------------------------------------------------------------------------------
 
     def _source_elsewhere(
-        self, slot: Slot, prompt: Ids, here: int, brought: Kept | None = None
+        self, prompt: Ids, adapters: Adapters, here: int, brought: Kept | None = None
     ) -> Source | None:
         """Who holds so much more of a prompt than its slot does that it is worth a round."""
         holder: Kept | Slot | None = None
         length = here + MOVE_MIN - 1
         for other in self._slots:
-            usable = other.usable(prompt)
+            usable = other.usable(prompt, adapters)
             if usable > length:
                 holder, length = other, usable
-        found = self.snapshots.find(prompt)
+        found = self.snapshots.find(prompt, adapters)
         if found is not None and found.length > length:
             self.snapshots.touch(found.kept)
             holder, length = found.kept, found.length
-        if brought is not None:
+        if brought is not None and brought.adapters == adapters:
             usable = reachable(common_length(brought.ids, prompt), brought.cells.positions)
             if usable > length:
                 holder, length = brought, usable
-        return None if holder is None else Source(prompt[:length], holder)
+        return None if holder is None else Source(prompt[:length], adapters, holder)
 
     def _keep_what_is_lost(self, slot: Slot, keep: int) -> None:
         """Copy an idle slot's state before it is cut to `keep`, if that is worth it."""
@@ -196,7 +200,10 @@ class ModelEngine:
         if not is_worth_keeping(len(ids) - keep, len(ids)):
             return
         others = (other for other in self._slots if other is not slot)
-        if any(common_length(other.kept, ids) == len(ids) for other in others):
+        if any(
+            other.adapters == slot.adapters and common_length(other.kept, ids) == len(ids)
+            for other in others
+        ):
             return
         self._keep(slot, ids)
 
@@ -215,7 +222,7 @@ class ModelEngine:
             return self._drafter.save(slot.region, count)
 
         try:
-            self.snapshots.put(ids, state_bytes, save, follow)
+            self.snapshots.put(ids, state_bytes, save, follow, slot.adapters)
         except MemoryError:
             log.warning("no memory for a snapshot of %d tokens; lower --cache-ram", count)
 
@@ -283,17 +290,21 @@ class ModelEngine:
     def _state_of(self, slot: Slot) -> Kept:
         """A copy of a prompt's state, as a file takes it."""
         cells = self._backend.save(slot.region, slot.length).with_last_states(STATES_KEPT)
-        return Kept(OF_A_FILE, packed(slot.tokens), cells)
+        return Kept(OF_A_FILE, packed(slot.tokens), cells, adapters=slot.adapters)
 
     def _span(self, lane: Lane, slot: Slot, drafts: tuple[int, ...]) -> Span:
         end = lane.start + lane.count
         if slot.pending is not None:
             tokens = (*slot.tokens[slot.held :], slot.pending, *drafts)
-            return Span(slot.region, slot.held, tokens, 1 + len(drafts), True)
+            return Span(
+                slot.region, slot.held, tokens, 1 + len(drafts), True, adapters=slot.adapters
+            )
         is_last = end == len(slot.prompt)
         tokens = slot.prompt[lane.start : end]
         marks = tuple(mark for mark in slot.marks if lane.start < mark <= end)
-        return Span(slot.region, lane.start, tokens, int(is_last), False, marks)
+        return Span(
+            slot.region, lane.start, tokens, int(is_last), False, marks, adapters=slot.adapters
+        )
 
     def _problem(self, lane: Lane) -> str | None:
         """Why a lane cannot be computed; never so while reducer and engine agree."""
@@ -324,6 +335,8 @@ class ModelEngine:
             parent = self._slots[lane.source]
             if lane.count > parent.length:
                 return refused(f"slot {lane.source} holds {parent.length} of {lane.count} tokens")
+            if parent.adapters != slot.adapters:
+                return refused(f"slot {lane.source} was computed with other adapters")
             if not parent.can_reach(lane.count):
                 return refused(f"slot {lane.source} has no state after {lane.count} tokens")
             slot.fork(parent, lane.count)
@@ -352,7 +365,7 @@ class ModelEngine:
         if source is None:
             return refused("nothing was saved of this sequence")
         if source.length() < count:  # its slot was taken meanwhile, which may have left a snapshot
-            source = self._source_elsewhere(slot, source.ids, 0)
+            source = self._source_elsewhere(source.ids, source.adapters, 0)
         if source is None or len(source.ids) < count:
             return refused("its prefix has left the slot where it was found")
         slot.bring(source, count)

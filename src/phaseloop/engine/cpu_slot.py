@@ -13,7 +13,7 @@ from .draft import Drafter, Followed, NoDrafts
 from .draft_width import Width
 from .protocol import Content
 from .reuse import reachable
-from .settings import Sampling
+from .settings import Adapters, Sampling
 from .snapshots import Ids, Kept, common_length, packed
 
 Logits = NDArray[np.float32]
@@ -41,13 +41,14 @@ class Source(Struct, frozen=True):
     """Where a seat's prefix is copied from by its restore round."""
 
     ids: Ids  # the prefix
+    adapters: Adapters  # it was computed with
     holder: "Kept | Slot"
 
     def length(self) -> int:
         """How much of the prefix its holder still has."""
         if isinstance(self.holder, Kept):
             return common_length(self.holder.ids, self.ids)
-        return self.holder.usable(self.ids)
+        return self.holder.usable(self.ids, self.adapters)
 
 
 class Slot:
@@ -59,7 +60,7 @@ class Slot:
     next round, before its own.  Of those that are not owed the region holds keys and values.
 
     `kept` are the leading tokens that other prompts may find here: what the slot was left with, as
-    far as nothing has overwritten it.
+    far as nothing has overwritten it.  All of `tokens` were computed with the same `adapters`.
     """
 
     def __init__(self, region: Region, backend: Backend, drafter: Drafter | None = None) -> None:
@@ -73,6 +74,7 @@ class Slot:
         self.choice = 0
         self.content = Content()
         self.tokens: list[int] = []
+        self.adapters: Adapters = ()
         self.held = 0  # leading tokens that are not owed
         self.width = Width()
         self.cold = 0  # leading tokens whose state has the bits of a prompt computed afresh
@@ -107,8 +109,10 @@ class Slot:
         """
         return self.dropped + len(self.tokens)
 
-    def usable(self, prompt: Ids) -> int:
+    def usable(self, prompt: Ids, adapters: Adapters) -> int:
         """How much of a prompt's beginning can be found here."""
+        if adapters != self.adapters:
+            return 0
         positions = self._backend.positions(self.region)
         return reachable(common_length(self.kept, prompt), positions)
 
@@ -122,6 +126,7 @@ class Slot:
         """Begin a sequence that finds the first `keep` tokens of its prompt in place."""
         self.truncate(keep)
         self.request_id, self.choice, self.content = request_id, choice, content
+        self.adapters = content.adapters
         self.source, self.marks, self.dropped = source, (), 0
         self.pending = self.logits = None
         self.width = Width()
@@ -140,9 +145,10 @@ class Slot:
     def clear(self, keep: int) -> None:
         """The sequence is over; its first `keep` tokens that are held stay as a cache."""
         self.truncate(min(keep, self.held))
-        tokens, cold = self.tokens, self.cold
+        tokens, cold, adapters = self.tokens, self.cold, self.adapters
         self._forget()
         self.tokens, self.cold, self.held = tokens, cold, len(tokens)
+        self.adapters = adapters
         self.kept = packed(tokens[:cold])
 
     def append(self, tokens: Sequence[int], *, cold: bool) -> None:
@@ -207,6 +213,7 @@ class Slot:
         self._drafter.restore(self.region, saved.followed, len(saved.tokens))
         self.request_id, self.choice, self.content = saved.request_id, saved.choice, saved.content
         self.tokens, self.held = list(saved.tokens), saved.cells.length
+        self.adapters = saved.content.adapters
         self.width = saved.width
         self.cold, self.dropped = saved.cold, saved.dropped
         self.kept = NO_IDS

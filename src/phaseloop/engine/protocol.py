@@ -31,7 +31,7 @@ from phaseloop.core.vocabulary import (
 )
 
 from .draft import Speculation
-from .settings import GREEDY, Likelihood, Sampling
+from .settings import GREEDY, Adapters, Likelihood, Sampling
 from .snapshots import Kept
 
 PromptState: TypeAlias = Kept  # of a whole prompt, outside any slot; immutable
@@ -70,6 +70,7 @@ class Description(Struct, frozen=True):
     # What makes the bits of an answer depend on its company, in words; nothing where P3 holds.
     unstable: tuple[str, ...] = ()
     model: str | None = None  # digest of the model file
+    adapters: tuple[str, ...] = ()  # digests of those loaded, by id
 
 
 class Content(Struct, frozen=True):
@@ -80,13 +81,12 @@ class Content(Struct, frozen=True):
     sampling: Sampling = GREEDY
     reuse: bool = True  # whether the prompt may find state of earlier ones
     stop_points: tuple[int, ...] = ()  # as Request has them: where later prompts may part from it
-    brought: PromptState | None = (
-        None  # came with the request, as good as found
-    )
+    brought: PromptState | None = None  # came with the request, as good as found
     # Is given the prompt's state once it is computed, on the engine's thread: must be quick.
     take: Callable[[PromptState], None] | None = None
     forget: bool = False  # what the slot held before is of no use to anybody
     speculation: Speculation = Speculation()
+    adapters: Adapters = ()  # what is found must have been computed with the same ones
 
 
 class Seated(Struct, frozen=True):

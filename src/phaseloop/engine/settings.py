@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+Adapters: TypeAlias = tuple[tuple[int, float], ...]  # (id, scale), by id; without those of scale 0
 SamplerName: TypeAlias = Literal[
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"
 ]

@@ -6,15 +6,18 @@
 
 A file is taken only where it would have been written: by the same engine over the same model, so
 that what is restored has the bits of what would be computed.  A digest over all of it finds what
-was cut or edited.
+was cut or edited.  What was computed with adapters names these by their digests, and can be taken
+wherever the same ones are loaded, whatever their ids are there.
 """
 
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -24,6 +27,7 @@ from safetensors import numpy as arrays
 from phaseloop.ops.interface import Snapshot, State
 
 from .protocol import SlotFileError
+from .settings import Adapters
 from .snapshots import Kept
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -40,6 +44,7 @@ class Origin(Struct, frozen=True):
     engine: str  # name, with all that changes its bits
     position_bytes: int
     state_bytes: int
+    adapters: tuple[str, ...] = ()  # digests of those that are loaded, by id
 
     def as_metadata(self) -> dict[str, str]:
         return {
@@ -78,6 +83,8 @@ def write(path: Path, kept: Kept, origin: Origin) -> int:
     """Write a state, replacing the file at once and whole; its size in bytes.  Raises OSError."""
     tensors = tensors_of(kept)
     metadata = origin.as_metadata()
+    used = [(origin.adapters[adapter], scale) for adapter, scale in kept.adapters]
+    metadata["adapters"] = json.dumps(used)
     metadata["digest"] = digest(metadata, tensors)
     number, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
     os.close(number)
@@ -113,7 +120,17 @@ def read(path: Path, origin: Origin) -> Kept:
     stated = metadata.pop("digest", "")
     if stated != digest(metadata, tensors):
         raise SlotFileError(f"{path.name} was cut or edited: its digest is another; save it again")
-    return kept_of(path, tensors, origin)
+    return kept_of(path, tensors, origin, adapters_of(path, metadata, origin))
+
+
+def adapters_of(path: Path, metadata: dict[str, str], origin: Origin) -> Adapters:
+    """Ids, here, of the adapters that a state was computed with."""
+    used = msgspec.json.decode(metadata.get("adapters", "[]"), type=tuple[tuple[str, float], ...])
+    missing = [name for name, _ in used if name not in origin.adapters]
+    if missing:
+        what = f"was computed with the adapter of digest {missing[0]}, which is not loaded"
+        raise SlotFileError(f"{path.name} {what}; load it with --lora")
+    return tuple(sorted((origin.adapters.index(name), scale) for name, scale in used))
 
 
 def check_origin(path: Path, metadata: dict[str, str], origin: Origin) -> None:
@@ -137,7 +154,7 @@ def tensors_of(kept: Kept) -> Tensors:
     return tensors
 
 
-def kept_of(path: Path, tensors: Tensors, origin: Origin) -> Kept:
+def kept_of(path: Path, tensors: Tensors, origin: Origin, adapters: Adapters) -> Kept:
     """From a file whose digest is right, so that only a forger's could be odd."""
     ids = tensors.get("ids")
     if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not len(ids):
@@ -155,7 +172,8 @@ def kept_of(path: Path, tensors: Tensors, origin: Origin) -> Kept:
             f"{path.name}: its parts have not the size of its tokens; save it again"
         )
     found = tuple(State(position, states[position]) for position in sorted(states))
-    return Kept(OF_A_FILE, ids, Snapshot(len(ids), parts, found if origin.state_bytes else None))
+    cells = Snapshot(len(ids), parts, found if origin.state_bytes else None)
+    return Kept(OF_A_FILE, ids, cells, adapters=adapters)
 
 
 def numbered(tensors: Tensors, prefix: str) -> tuple[NDArray[np.uint8], ...]:

@@ -21,6 +21,7 @@ from phaseloop.ops.interface import Snapshot
 
 from .draft import Followed
 from .reuse import reachable
+from .settings import Adapters
 
 Ids: TypeAlias = NDArray[np.int32]
 
@@ -43,6 +44,7 @@ class Kept(Struct, frozen=True):
     ids: Ids
     cells: Snapshot
     followed: Followed | None = None  # the drafter's state of the same tokens
+    adapters: Adapters = ()  # it was computed with, and serves no prompt with others
 
 
 class Found(Struct, frozen=True):
@@ -69,10 +71,12 @@ class Snapshots:
 
     # --- from any thread --------------------------------------------------------------------------
 
-    def find(self, prompt: Ids) -> Found | None:
+    def find(self, prompt: Ids, adapters: Adapters = ()) -> Found | None:
         """The snapshot that spares a prompt the most; of equals, the one used last."""
         best, length = None, 0
         for kept in self._kept:
+            if kept.adapters != adapters:
+                continue
             common = common_length(kept.ids, prompt)
             spared = reachable(common, kept.cells.positions)
             if spared and spared >= length:
@@ -87,6 +91,7 @@ class Snapshots:
         state_bytes: int,
         save: Callable[[], Snapshot],
         follow: Callable[[], Followed | None] = lambda: None,
+        adapters: Adapters = (),
     ) -> bool:
         """Keep a state, unless a snapshot covers it or it is over the budget; says whether it did.
 
@@ -95,14 +100,18 @@ class Snapshots:
         they would.
         """
         wanted_bytes = state_bytes + ids.nbytes
-        if wanted_bytes > self.budget_bytes or self._covers(ids):
+        if wanted_bytes > self.budget_bytes or self._covers(ids, adapters):
             return False
-        others = [kept for kept in self._kept if common_length(kept.ids, ids) < len(kept.ids)]
+        others = [
+            kept
+            for kept in self._kept
+            if kept.adapters != adapters or common_length(kept.ids, ids) < len(kept.ids)
+        ]
         used_bytes = sum(size_bytes(kept) for kept in others)
         while used_bytes + wanted_bytes > self.budget_bytes:
             used_bytes -= size_bytes(others.pop(0))
         self._kept = tuple(others)  # their memory is free before the copy takes its own
-        self._kept += (Kept(self._next_id, ids, save(), follow()),)
+        self._kept += (Kept(self._next_id, ids, save(), follow(), adapters),)
         self._next_id += 1
         return True
 
@@ -112,8 +121,8 @@ class Snapshots:
         if len(others) < len(self._kept):
             self._kept = (*others, used)
 
-    def _covers(self, ids: Ids) -> bool:
-        found = self.find(ids)
+    def _covers(self, ids: Ids, adapters: Adapters) -> bool:
+        found = self.find(ids, adapters)
         if found is None or found.length < len(ids):
             return False
         self.touch(found.kept)

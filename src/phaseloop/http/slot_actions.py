@@ -21,6 +21,7 @@ from starlette.types import Receive
 
 from phaseloop.core.vocabulary import Request, SlotIndex
 from phaseloop.engine.protocol import PromptState, SlotFileError, SlotFiles
+from phaseloop.engine.settings import Adapters
 from phaseloop.runtime.gateway import Submission
 from phaseloop.runtime.service import Service
 
@@ -87,10 +88,10 @@ async def save(
     taken: list[PromptState] = []
 
     def submission() -> Submission:
-        ids = served.service.held(slot)
+        ids, adapters = served.service.held(slot)
         if not ids:
             raise invalid(f"slot {slot} holds nothing that could be saved")
-        return warm_up(slot, ids, take=taken.append)
+        return warm_up(slot, ids, adapters, take=taken.append)
 
     await in_slot(served, slot, submission, receive)
     state = taken[-1]
@@ -118,7 +119,8 @@ async def restore(
     except OSError as error:
         why = error.strerror or "it cannot be read"
         raise invalid(f"Unable to restore slot: {name}: {why}") from None
-    await in_slot(served, slot, lambda: warm_up(slot, state.ids.tolist(), brought=state), receive)
+    ids, adapters = state.ids.tolist(), state.adapters
+    await in_slot(served, slot, lambda: warm_up(slot, ids, adapters, brought=state), receive)
     return {
         "id_slot": slot,
         "filename": name,
@@ -146,13 +148,14 @@ async def erase(served: Served, slot: SlotIndex, receive: Receive) -> dict[str, 
 def warm_up(
     slot: SlotIndex,
     ids: Sequence[int],
+    adapters: Adapters,
     *,
     brought: PromptState | None = None,
     take: Callable[[PromptState], None] | None = None,
 ) -> Submission:
     """A request whose prompt stays in the slot, and that generates nothing."""
     request = Request(0, len(ids), output_limit=0, slot_hint=slot)
-    return Submission(request, tuple(ids), brought=brought, take=take)
+    return Submission(request, tuple(ids), brought=brought, take=take, adapters=adapters)
 
 
 async def in_slot(

@@ -34,8 +34,9 @@ from phaseloop.core.vocabulary import (
 )
 from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import Content, PromptState
-from phaseloop.engine.settings import GREEDY, Likelihood, Sampling
+from phaseloop.engine.settings import GREEDY, Adapters, Likelihood, Sampling
 
+from .adapter_lists import AdapterLists
 from .calls import Generated
 from .clock import Clock
 from .mailbox import Mailbox
@@ -58,6 +59,7 @@ class Submission(Struct, frozen=True):
     take: Callable[[PromptState], None] | None = None
     forget: bool = False
     speculation: Speculation = Speculation()
+    adapters: Adapters = ()
 
 
 class Begun(Struct, frozen=True):
@@ -223,6 +225,7 @@ class Gateway:
         self._request_id_next: RequestId = 0
         self._streams: dict[RequestId, Stream] = {}
         self._closed_for: FinishReason | None = None
+        self._lists = AdapterLists()
 
     # --- from clients -----------------------------------------------------------------------------
 
@@ -296,8 +299,11 @@ class Gateway:
     def _stream(self, submission: Submission) -> Stream:
         request = replace(submission.request, request_id=self._request_id_next)
         self._request_id_next += 1
+        adapters = submission.adapters
+        if adapters:
+            request = replace(request, adapter=self._lists.number(adapters))
         if self._prefixes is not None and self._closed_for is None:
-            request = self._prefixes.place(request, submission.tokens)
+            request = self._prefixes.place(request, submission.tokens, adapters)
         seed = self._seeds() if submission.seed is None else submission.seed
         reuse = request.keep_cache  # who leaves nothing to others takes nothing of them
         content = Content(
@@ -310,5 +316,6 @@ class Gateway:
             submission.take,
             submission.forget,
             submission.speculation,
+            adapters,
         )
         return Stream(self, request, content, submission.text)

@@ -36,6 +36,7 @@ from phaseloop.core.vocabulary import (
 )
 from phaseloop.engine.protocol import Description
 from phaseloop.engine.reuse import Positions, reusable
+from phaseloop.engine.settings import Adapters
 from phaseloop.engine.snapshots import (
     Ids,
     Snapshots,
@@ -51,7 +52,7 @@ SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity
 class Prefixes(Protocol):
     """What the gateway and the loop tell, and ask, about earlier prompts."""
 
-    def place(self, request: Request, tokens: Sequence[int]) -> Request:
+    def place(self, request: Request, tokens: Sequence[int], adapters: Adapters = ()) -> Request:
         """The request with its `candidates` and `shared` filled in; it is about to arrive."""
         ...
 
@@ -61,8 +62,8 @@ class Prefixes(Protocol):
 
     def deliver(self, delivery: Delivery, ids: Sequence[int]) -> None: ...
 
-    def held(self, slot: SlotIndex) -> Ids:
-        """The tokens whose state an idle slot was left with."""
+    def held(self, slot: SlotIndex) -> tuple[Ids, Adapters]:
+        """The tokens whose state an idle slot was left with, and what computed it."""
         ...
 
 
@@ -73,9 +74,10 @@ def anywhere(_slot: SlotIndex) -> Positions:
 class Line:
     """The tokens of one request: its prompt, and what its choices were given."""
 
-    def __init__(self, request: Request, prompt: Ids) -> None:
+    def __init__(self, request: Request, prompt: Ids, adapters: Adapters = ()) -> None:
         self.request = request
         self.prompt = prompt
+        self.adapters = adapters
         self.generated: dict[int, list[int]] = {}
 
 
@@ -118,11 +120,11 @@ class PrefixIndex:
         self._kin: dict[tuple[int, bytes], list[RequestId]] = {}  # alike in their first tokens
         self._ended: list[RequestId] = []  # in the step that is being performed
 
-    def place(self, request: Request, tokens: Sequence[int]) -> Request:
+    def place(self, request: Request, tokens: Sequence[int], adapters: Adapters = ()) -> Request:
         self._forget_ended()
         if request.kind != "completion" or not tokens:
             return request
-        line = Line(request, packed(tokens))
+        line = Line(request, packed(tokens), adapters)
         shared = self._shared(line)
         self._lines[request.request_id] = line
         if (key := self._key(line)) is not None:
@@ -152,9 +154,11 @@ class PrefixIndex:
         if self._reuses_generated and (line := self._lines.get(delivery.request_id)):
             line.generated.setdefault(delivery.choice, []).extend(ids)
 
-    def held(self, slot: SlotIndex) -> Ids:
+    def held(self, slot: SlotIndex) -> tuple[Ids, Adapters]:
         held = self._slots[slot]
-        return NO_IDS if held is None or held.is_seated else self._ids(held)
+        if held is None or held.is_seated:
+            return NO_IDS, ()
+        return self._ids(held), held.line.adapters
 
     # --- what a prompt may find -------------------------------------------------------------------
 
@@ -170,7 +174,7 @@ class PrefixIndex:
             length = self._usable(held, line.prompt, positions)
             if length:
                 candidates.append(Candidate("slot", slot, held.version, length))
-        found = self._snapshots.find(wanted)
+        found = self._snapshots.find(wanted, line.adapters)
         if found is not None:
             candidates.append(Candidate("snapshot", found.kept.snapshot_id, 0, found.length))
         return tuple(candidates)

@@ -26,6 +26,7 @@ from phaseloop.core.vocabulary import (
     Stop,
 )
 from phaseloop.engine.protocol import Description, Engine
+from phaseloop.engine.settings import Adapters
 
 from .clock import AsyncioClock, Clock
 from .contents import Contents
@@ -105,9 +106,12 @@ class Service:
     def description(self) -> Description:
         return self._engine.describe()
 
-    def held(self, slot: SlotIndex) -> Sequence[int]:
+    def held(self, slot: SlotIndex) -> tuple[Sequence[int], Adapters]:
         """The tokens whose state an idle slot was left with for later prompts."""
-        return () if self._prefixes is None else self._prefixes.held(slot).tolist()
+        if self._prefixes is None:
+            return (), ()
+        ids, adapters = self._prefixes.held(slot)
+        return ids.tolist(), adapters
 
     @property
     def has_ended(self) -> bool:
