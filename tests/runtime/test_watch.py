@@ -172,6 +172,24 @@ def test_drafts_are_counted_as_they_are_verified():
     assert (counters.drafts, counters.drafted_tokens, counters.accepted_tokens) == (2, 6, 2)
 
 
+def test_an_engine_may_say_that_it_drafted_less_than_there_was_room_for():
+    """Of three drafts two hold; of one, which an end token follows, one; a lane made none."""
+    state = initial(limits_of(DESCRIPTION), PRESETS["mixed"])
+    lanes = tuple(Lane(slot, slot, 0, 8, 6, 6) for slot in range(3))
+    lanes += (Lane(3, 3, 0, 0, 60, 1),)  # a prompt's rows are no drafts
+    slots = (None, None, None, seated(Pending(Request(3, 100), 0), "prefilling"))
+    before = replace(state, slots=slots, flight=Flight(7, "mixed", lanes))
+    watch = Watch(Gateway(state.limits, VirtualClock(), Mailbox(VirtualClock()), lambda: 0))
+    results = (Produced(3), Produced(1, finish=True), Produced(1), Produced(1))
+    event = RoundCompleted(
+        at_ns=0, round_id=7, results=results, duration_ns=MS, drafted=(3, 1, 0, 0)
+    )
+    watch.observe(event, before, before, ())
+    counters = watch.counters
+    assert (counters.drafts, counters.drafted_tokens, counters.accepted_tokens) == (2, 4, 3)
+    assert counters.accepted_by_place == {0: 2, 1: 1}
+
+
 def test_a_mixed_round_spends_its_time_on_both():
     state = initial(limits_of(DESCRIPTION), PRESETS["mixed"])
     lanes = (Lane(0, 0, 0, 9, 1, 1), Lane(1, 1, 0, 0, 60, 0))

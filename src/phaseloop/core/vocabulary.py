@@ -129,10 +129,19 @@ class Failed(Struct, frozen=True, gc=False, array_like=True, tag="failed"):
 Result: TypeAlias = Produced | Failed
 
 
-class RoundCompleted(Event, frozen=True, gc=False):
+class RoundCompleted(Event, frozen=True, gc=False, omit_defaults=True):
     round_id: int
     results: tuple[Result, ...]  # one per lane, in lane order
     duration_ns: int
+    # Drafts that were verified, per lane; () where each lane had all that it had rows for.  The
+    # reducer does not look: what was accepted counts.
+    drafted: tuple[int, ...] = ()
+
+    def drafts(self, place: int, lane: "Lane") -> int:
+        """How many the lane at a place verified.  Only a decode lane has more outputs than one."""
+        if lane.outputs <= 1:
+            return 0
+        return self.drafted[place] if self.drafted else lane.count - 1
 
 
 class RoundFailed(Event, frozen=True, gc=False):

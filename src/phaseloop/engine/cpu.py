@@ -140,6 +140,7 @@ class ModelEngine:
             tuple(one.result for one in drawn),
             tuple(one.ids for one in drawn),
             tuple(one.likelihoods for one in drawn),
+            tuple(one.drafted for one in drawn) if self._drafter.most else (),
         )
 
     def abort(self, round_id: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from phaseloop.core.vocabulary import Failed, Lane, Produced, Result
@@ -25,6 +26,7 @@ class Drawn(Struct, frozen=True):
     result: Result = Produced()
     ids: tuple[int, ...] = ()
     likelihoods: tuple[Likelihood, ...] = ()
+    drafted: int = 0  # drafts that were verified for it
 
 
 NOTHING = Drawn()
@@ -90,7 +92,10 @@ class Draws:
                 check = checks[index]
                 check.slot.append((check.drafts[depth],), cold=check.is_cold)
             depth += 1
-        return found
+        return [
+            replace(one, drafted=len(check.drafts))
+            for one, check in zip(found, checks, strict=True)
+        ]
 
     def _take(self, slot: Slot, sampled: Sampled) -> Drawn:
         token, likelihood = sampled.token, sampled.likelihood

@@ -107,6 +107,7 @@ class Outcome(Struct, frozen=True):
     tokens: tuple[tuple[int, ...], ...] = ()  # ids per lane, in lane order; () if there are none
     # Beside each of these ids how likely it was, for lanes that asked; () if none did.
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
+    drafted: tuple[int, ...] = ()  # as RoundCompleted has it
     duration_ns: int | None = None  # None: what the worker measures
     step_ns: int | None = None  # None: an abort changes nothing
 

@@ -39,7 +39,8 @@ async def metrics(request: Request) -> Response:
     serving, service = serving_of(request), served_of(request).service
     counters, before = service.watch.counters, serving.scraped
     serving.scraped = replace(counters)
-    text = llamacpp(service.state, counters, before) + phaseloop(service, serving.durations)
+    text = llamacpp(service.state, counters, before) + accepted_by_place(counters)
+    text += phaseloop(service, serving.durations)
     headers = {"Process-Start-Time-Unix": str(serving.started), "Content-Type": TEXT_FORMAT}
     return Response(text, headers=headers)
 
@@ -106,6 +107,18 @@ def gauges(state: State, counters: Counters, before: Counters) -> tuple[Item, ..
         Item("requests_deferred", "Requests that wait for a slot.", len(state.queue)),
         Item("n_busy_slots_per_decode", "Sequences in a decode round, on average.", busy),
     )
+
+
+def accepted_by_place(counters: Counters) -> str:
+    """The one that has a label; absent until a draft was right, as llama-server has it."""
+    name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+    if not counters.accepted_by_place:
+        return ""
+    lines = [f"# HELP {name} Drafted tokens that were right, by their place in the draft.\n"]
+    lines.append(f"# TYPE {name} counter\n")
+    for place, count in sorted(counters.accepted_by_place.items()):
+        lines.append(f'{name}{{position="{place}"}} {count}\n')
+    return "".join(lines)
 
 
 def computed_rounds(counters: Counters) -> int:

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from phaseloop.core.state import LIVE, Sequence
 from phaseloop.runtime.service import Service
+from phaseloop.runtime.timing import Timing
 
 from .errors import json_response, not_supported, unavailable
 from .seats import EMPTY_SEAT, Seat, seats_of
@@ -58,7 +59,18 @@ def task_of(service: Service, seat: Seat) -> dict[str, object]:
         content = stream.content
         limit = s.request.output_limit
         shown["params"] = settings_json(content.sampling, seed=content.seed, limit=limit)
+        if service.state.limits.draft_tokens:
+            shown["drafts"] = drafts_of(stream.timing, s.choice)
     return shown
+
+
+def drafts_of(timing: Timing, choice: int) -> dict[str, object]:
+    """What guessing has come to: `width` is of the last round, the others are of the request."""
+    return {
+        "width": timing.drafted_last.get(choice, 0),
+        "drafted": timing.drafted,
+        "accepted": timing.accepted,
+    }
 
 
 def next_token_of(s: Sequence) -> dict[str, object]:

@@ -25,6 +25,8 @@ class Work(Struct, frozen=True):
     predicted: int = 0
     steps: int = 0  # tokens but the first of each choice, which the prompt's own round gave
     predicted_ns: int = 0
+    drafted: int = 0  # tokens that were guessed
+    accepted: int = 0  # and right
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -34,11 +36,14 @@ class Work(Struct, frozen=True):
             self.predicted + other.predicted,
             self.steps + other.steps,
             self.predicted_ns + other.predicted_ns,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
         )
 
     def as_timings(self) -> Json:
         """llama-server's `timings`, with its names and their order."""
         prompt_ms, predicted_ms = self.prompt_ns / MS, self.predicted_ns / MS
+        drafts = {"draft_n": self.drafted, "draft_n_accepted": self.accepted}
         return {
             "cache_n": self.cached,
             "prompt_n": self.processed,
@@ -49,6 +54,7 @@ class Work(Struct, frozen=True):
             "predicted_ms": predicted_ms,
             "predicted_per_token_ms": ratio(predicted_ms, self.steps),
             "predicted_per_second": 1e3 * ratio(self.steps, predicted_ms),
+            **(drafts if self.drafted else {}),
         }
 
 
@@ -62,6 +68,8 @@ def work_of(timing: Timing, predicted: Iterable[int]) -> Work:
         predicted=sum(counts),
         steps=sum(max(0, count - 1) for count in counts),
         predicted_ns=timing.decode_work_ns,
+        drafted=timing.drafted,
+        accepted=timing.accepted,
     )
 
 

@@ -113,8 +113,10 @@ def run_round(engine: Engine, launch: LaunchRound) -> Outcome | Broken:
     except Exception as error:
         return Broken(launch, describe(error))
     lanes, results, tokens = len(launch.lanes), len(outcome.results), len(outcome.tokens)
-    if results != lanes or tokens not in (0, lanes) or len(outcome.likelihoods) not in (0, tokens):
-        what = f"{results} results and {tokens} token lists for {lanes} lanes"
+    drafted = len(outcome.drafted)
+    fits = tokens in (0, lanes) and drafted in (0, lanes)
+    if results != lanes or not fits or len(outcome.likelihoods) not in (0, tokens):
+        what = f"{results} results, {tokens} token lists, {drafted} drafts for {lanes} lanes"
         return Broken(launch, what, outcome.duration_ns)
     return outcome
 
@@ -135,6 +137,7 @@ def event_of(answer: Answer, at_ns: int) -> AnyEvent:
                 round_id=answer.launch.round_id,
                 results=answer.outcome.results,
                 duration_ns=answer.duration_ns,
+                drafted=answer.outcome.drafted,
             )
         case Broken():
             return RoundFailed(at_ns=at_ns, round_id=answer.launch.round_id, reason=answer.reason)

@@ -14,10 +14,13 @@ class Timing:
     """
 
     __slots__ = (
+        "accepted",
         "arrived_ns",
         "begun_ns",
         "cached",
         "decode_work_ns",
+        "drafted",
+        "drafted_last",
         "ended_ns",
         "first_ns",
         "generated",
@@ -41,6 +44,9 @@ class Timing:
         self.decode_work_ns = 0
         self.cached = 0  # prompt tokens found in place, restored, or forked from another request
         self.processed = 0  # prompt tokens it computed itself
+        self.drafted = 0  # tokens that were guessed and verified, of all choices
+        self.accepted = 0  # of these, those that were right
+        self.drafted_last: dict[int, int] = {}  # by choice: of its last decode round
         self.generated = 0  # tokens put into its outbox, of all choices
         self.slots: dict[int, int] = {}  # by choice
 

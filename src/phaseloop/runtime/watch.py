@@ -47,6 +47,7 @@ class Counters(Struct):
     drafts: int = 0  # lanes that had drafts to verify
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_by_place: dict[int, int] = {}  # first drafts, second ones, ..., that were right
     ends: dict[FinishReason, int] = {}
 
 
@@ -54,7 +55,7 @@ class Watch:
     """Belongs to the loop: pass `observe` to its Stepper."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.counters = Counters(ends={})
+        self.counters = Counters(ends={}, accepted_by_place={})
         self.tally = Tally()
         self._gateway = gateway
 
@@ -172,16 +173,26 @@ class Watch:
             counters.decode_rounds += 1
             counters.decode_lanes += len(flight.lanes) - len(prompt_lanes)
             counters.mixed_rounds += kind == "mixed"
-        if kind == "decode":
             self._count_drafts(event, flight)
 
     def _count_drafts(self, event: RoundCompleted, flight: Flight) -> None:
         counters = self.counters
-        for lane, result in zip(flight.lanes, event.results, strict=False):
-            if lane.count > 1 and isinstance(result, Produced):
+        for place, (lane, result) in enumerate(zip(flight.lanes, event.results, strict=False)):
+            if lane.outputs <= 1 or not isinstance(result, Produced):
+                continue
+            drafted = event.drafts(place, lane)
+            # Its last token was drawn, not guessed, except that an end token is not among them.
+            accepted = max(0, min(drafted, result.tokens - (not result.finish)))
+            if stream := self._gateway.stream(lane.request_id):
+                stream.timing.drafted += drafted
+                stream.timing.accepted += accepted
+                stream.timing.drafted_last[lane.choice] = drafted
+            if drafted:
                 counters.drafts += 1
-                counters.drafted_tokens += lane.count - 1
-                counters.accepted_tokens += max(0, result.tokens - 1)
+                counters.drafted_tokens += drafted
+                counters.accepted_tokens += accepted
+                for guess in range(accepted):
+                    counters.accepted_by_place[guess] = counters.accepted_by_place.get(guess, 0) + 1
 
 
 def is_prompt_lane(state: State, kind: RoundKind, lane: Lane) -> bool:

@@ -129,10 +129,11 @@ def completes(event: AnyEvent, launched: LaunchRound) -> TypeGuard[RoundComplete
 def drafts_of(launch: LaunchRound, event: RoundCompleted) -> tuple[int, int]:
     """Accepted drafts, and trials; a lane whose text ended there is no evidence."""
     accepted = trials = 0
-    for lane, result in zip(launch.lanes, event.results, strict=False):
-        if lane.outputs > 1 and isinstance(result, Produced) and not result.finish:
+    for place, (lane, result) in enumerate(zip(launch.lanes, event.results, strict=False)):
+        drafted = event.drafts(place, lane)
+        if drafted and isinstance(result, Produced) and not result.finish:
             accepted += result.tokens - 1
-            trials += min(result.tokens, lane.outputs - 1)
+            trials += min(result.tokens, drafted)
     return accepted, trials
 
 
