@@ -329,6 +329,18 @@ MUTATIONS = (
         '    alone = "prefill"\n',
     ),
     Mutation(
+        "a prompt that is one piece is cut",
+        "plan.py",
+        "shares.append(need if need <= left else 0)",
+        "shares.append(min(need, left))",
+    ),
+    Mutation(
+        "a piece larger than a round is queued for ever",
+        "admission.py",
+        "    if limits.whole_prompts and request.prompt_length > limits.batch_tokens:\n",
+        "    if limits.whole_prompts and request.prompt_length > limits.context_length:\n",
+    ),
+    Mutation(
         "a policy change does not wait for the round",
         "reduce.py",
         "return replace(state, policy_pending=event.policy), ()",

@@ -318,6 +318,7 @@ class Shadow:
             assert seat.name in self.spoke, f"{seat.name} decodes before its first token"
         else:
             assert end <= prompt, f"prompt rows of {seat.name} up to {end} of {prompt}"
+            assert end == prompt or not self.limits.whole_prompts, f"{seat.name}'s prompt is cut"
             assert lane.outputs == 0 or (self.mixes and end == prompt)
 
     def check_pages(self, launch: LaunchRound) -> None:

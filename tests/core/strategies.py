@@ -45,6 +45,7 @@ def engines(draw: DrawFn) -> Limits:
         shares_pages=draw(st.booleans()),
         forks_anywhere=draw(st.booleans()),
         share_length_min=draw(st.sampled_from([2, 4])),
+        whole_prompts=draw(st.booleans()) and draw(st.booleans()),
     )
 
 

@@ -62,7 +62,7 @@ LIMITS = {
     "share": "share_length_min",
 }
 TIMES = {"round": "round_ns_max", "stall": "client_stall_ns", "grace": "shutdown_grace_ns"}
-FLAGS = ("can_save", "save_idle", "shares_pages", "forks_anywhere")
+FLAGS = ("can_save", "save_idle", "shares_pages", "forks_anywhere", "whole_prompts")
 QUANTA = {
     "tg": "decode_quantum_ns",
     "pp": "prefill_quantum_ns",

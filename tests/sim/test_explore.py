@@ -67,6 +67,7 @@ REACHED = {
     "children": {"fork round: children", "seat: sibling", "request ends: exceeds_slots"},
     "groups": {"decode round: generate"},
     "embeddings": {"encode round: cohort_open", "request ends: stop"},
+    "whole": {"encode round: cohort_open", "request ends: stop", "request ends: invalid"},
     "stalls": {"request ends: stalled"},
     "policy-change": {"mixed round: continuous", "prefill round: prompts_first"},
     "deadlines": {

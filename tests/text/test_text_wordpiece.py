@@ -1,8 +1,8 @@
 """Goal: WordPiece as BERT models were trained with it, from the keys of a GGUF file.
 
-Method: the `tokenizers` library is an independent implementation of the same rules; a vocabulary is
-learnt with it, written the way GGUF files have it, and both must cut the same texts alike.  What the
-keys mean is stated by hand.
+Method: the `tokenizers` library is an independent implementation of the same rules; a vocabulary
+is learnt with it, written the way GGUF files have it, and both must cut the same texts alike.  What
+the keys mean is stated by hand.
 """
 
 import json

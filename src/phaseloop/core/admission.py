@@ -58,6 +58,8 @@ def unfit(limits: Limits, request: Request) -> FinishReason | None:
         return "invalid"
     if request.choices > 1 and request.kind != "completion":
         return "invalid"
+    if limits.whole_prompts and request.prompt_length > limits.batch_tokens:
+        return "invalid"
     if request.choices > limits.slot_count:
         return "exceeds_slots"
     generates = request.kind == "completion" and request.output_limit != 0

@@ -110,6 +110,9 @@ def check_lane(state: State, launch: LaunchRound, lane: Lane, s: Sequence) -> No
             fail("I12", f"fork of {lane.count} tokens from a sequence of {source.length}")
     elif launch.kind in ("prefill", "encode") and written > s.request.prompt_length:
         fail("core", f"request {lane.request_id}: prompt rows up to {written}")
+    whole = state.limits.whole_prompts and s.role == "prefilling"
+    if whole and written != s.request.prompt_length:
+        fail("core", f"request {lane.request_id}: {lane.count} rows of a prompt that is one piece")
 
 
 # --- one state ------------------------------------------------------------------------------------

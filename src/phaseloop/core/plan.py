@@ -82,7 +82,8 @@ def plan_prompts(state: State) -> Plan | None:
     group = next_group(state.prefill_turns, prompts)
     kind = prompt_kind(group)
     fill = fill_limit(state.limits, state.paces, kind)
-    lanes = share_prompts(state, of_group(prompts, group), fill, sampled=False)
+    room = state.limits.batch_tokens
+    lanes = share_prompts(state, of_group(prompts, group), fill, room=room, sampled=False)
     tokens = sum(one.count for one in lanes)
     return Plan(kind, lanes, prefill_reason(state), group, prefill_tokens=tokens)
 
@@ -138,12 +139,18 @@ def pace_of(paces: tuple[Pace, ...], kind: RoundKind) -> Pace | None:
 
 
 def share_prompts(
-    state: State, prompts: list[Seat], capacity: int, *, sampled: bool
+    state: State, prompts: list[Seat], capacity: int, *, room: int, sampled: bool
 ) -> tuple[Lane, ...]:
-    """Lanes of one group's prompts in at most `capacity` tokens, shared as the policy says."""
+    """Lanes of one group's prompts in at most `capacity` tokens, shared as the policy says.
+
+    A prompt that cannot be cut may take more, up to `room`.
+    """
     stops = follower_stops(state)
     needs = [next_stop(slot, s, stops) - s.length for slot, s in prompts]
-    if state.policy.share == "fair":
+    if state.limits.whole_prompts:
+        needs = [s.request.prompt_length - s.length for _, s in prompts]
+        shares = whole_shares(needs, capacity, room)
+    elif state.policy.share == "fair":
         served = served_of(state.prefill_turns, prompts[0][1].group)
         shares = fair_shares(needs, capacity, served)
     else:
@@ -220,6 +227,19 @@ def greedy_shares(needs: list[int], capacity: int) -> list[int]:
     for need in needs:
         shares.append(min(need, capacity))
         capacity -= shares[-1]
+    return shares
+
+
+def whole_shares(needs: list[int], capacity: int, room: int) -> list[int]:
+    """Prompts that cannot be cut, as many as fit; the first goes whatever time it takes (R10).
+
+    Whoever does not fit lets shorter ones pass, and is the first before long: so nobody starves.
+    """
+    shares: list[int] = []
+    left = max(capacity, min(needs[0], room))
+    for need in needs:
+        shares.append(need if need <= left else 0)
+        left -= shares[-1]
     return shares
 
 

@@ -15,6 +15,8 @@ CAN_LEAD = ("seating", "restoring", "following", "prefilling", "ready", "generat
 def choose_leader(state: State, follower: Sequence) -> Follow | None:
     """The seated request that saves this one the most prompt tokens, if any saves enough."""
     request, best = follower.request, None
+    if state.limits.whole_prompts:
+        return None  # its rows see those after them: no two beginnings are alike
     for shared in request.shared:
         if shared.request_id >= request.request_id:
             continue

@@ -46,6 +46,7 @@ class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
     shares_pages: bool = False  # a fork shares the prompt's full pages
     forks_anywhere: bool = False  # a prefix shorter than the source's state can be forked
     share_length_min: int = 1024  # shorter common prefixes are computed twice (R18)
+    whole_prompts: bool = False  # a prompt is computed in one round: its rows see each other
 
 
 class Pending(Struct, frozen=True, gc=False):

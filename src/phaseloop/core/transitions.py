@@ -34,7 +34,8 @@ def check_step(before: State, event: AnyEvent, after: State, effects: Effects) -
         if isinstance(effect, LaunchRound):
             check_launch(after, effect)
             check_quantum(before, event, after, effect)
-            if after.policy.share == "fair" and effect.kind in ("prefill", "encode"):
+            shared = after.policy.share == "fair" and not after.limits.whole_prompts
+            if shared and effect.kind in ("prefill", "encode"):
                 check_shares(after, effect)
         elif isinstance(effect, SeatRequest):
             same = before.cohort == after.cohort and before.sealed

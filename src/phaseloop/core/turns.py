@@ -112,12 +112,11 @@ def launch_mixed(state: State) -> Step:
     group = next_group(state.prefill_turns, running + prompts)
     state, evicted, rows = decode_lanes(state, of_group(running, group))
     alone = prompt_kind(group)
-    fill = min(
-        fill_limit(state.limits, state.paces, "mixed" if rows else alone),
-        state.limits.batch_tokens - sum(one.count for one in rows),
-    )
-    prompts = of_group(prompts, group)
-    chunks = share_prompts(state, prompts, fill, sampled=True) if prompts and fill > 0 else ()
+    room = state.limits.batch_tokens - sum(one.count for one in rows)
+    fill = min(room, fill_limit(state.limits, state.paces, "mixed" if rows else alone))
+    prompts, chunks = of_group(prompts, group), ()
+    if prompts and fill > 0:
+        chunks = share_prompts(state, prompts, fill, room=room, sampled=True)
     if not rows and not chunks:
         state, ended = make_room(state)
         return state, evicted + ended

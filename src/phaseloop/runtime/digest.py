@@ -50,6 +50,7 @@ DIGEST_BYTES = 8
 QUEUE_MODULUS = 1 << (8 * DIGEST_BYTES)
 QUEUE_FIELDS = ("queue", "order", "timers")
 KV_FIELDS = ("caches", "pages_free", "saved")
+ADDED = {"whole_prompts": False}  # fields of Limits that came later, and what they were before
 
 encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -118,6 +119,9 @@ class Fingerprint:
             del rest[name]
         for name in ("limits", "policy", "policy_pending"):
             rest[name] = spelled(rest[name])
+        for name, default in ADDED.items():
+            if rest["limits"][name] == default:  # so that traces of before still have their digest
+                del rest["limits"][name]
         queue = (f"{self.queue_sum:016x}", first(state.order), first(state.timers))
         saved = [(spelled_sequence(one.sequence), one.since_ns, one.cause) for one in state.saved]
         return Subtrees(

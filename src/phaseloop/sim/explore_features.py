@@ -182,6 +182,25 @@ def embeddings(bounds: Bounds, policy: Policy) -> Setting:
     return assemble(bounds, roomy(bounds), policy, alphabet)
 
 
+def whole(bounds: Bounds, policy: Policy) -> Setting:
+    """Prompts that no round may cut: two fit into one, two do not, one never does."""
+    long = completion(bounds, bounds.long)
+    embedding = replace(long, kind="embedding", output_limit=None)
+    limits = replace(
+        roomy(bounds),
+        batch_tokens=2 * bounds.short,
+        context_length=2 * bounds.short + 1,
+        page_count=bounds.slots * -(-(2 * bounds.short + 1) // PAGE_LENGTH),
+        whole_prompts=True,
+    )
+    alphabet = alphabet_of(
+        replace(embedding, prompt_length=bounds.short),
+        replace(embedding, prompt_length=bounds.short + 1),
+        replace(embedding, prompt_length=2 * bounds.short + 1),
+    )
+    return assemble(bounds, limits, policy, alphabet)
+
+
 def stalls(bounds: Bounds, policy: Policy) -> Setting:
     """Clients that stop reading, twice, and read again or do not."""
     short, long = completion(bounds, bounds.short), completion(bounds, bounds.long)
@@ -327,6 +346,7 @@ FEATURES: dict[str, Build] = {
     "children": children,
     "groups": groups,
     "embeddings": embeddings,
+    "whole": whole,
     "stalls": stalls,
     "policy-change": policy_change,
     "deadlines": deadlines,
