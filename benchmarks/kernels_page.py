@@ -104,7 +104,8 @@ def floors_row(case: Case) -> str:
 
 
 def instructions_table(tool: str, compiled: list[tuple[Budget, Compiled]]) -> str:
-    listings = {budget.source: disassembled(tool, module) for budget, module in reversed(compiled)}
+    modules = {budget.source: module for budget, module in compiled}
+    listings = {source: disassembled(tool, module) for source, module in modules.items()}
     return table(
         f"| kernel | all | {' | '.join(COUNTED)} |",
         (

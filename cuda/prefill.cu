@@ -27,68 +27,60 @@ constexpr int PIECES = TILE * STRIP_OCTETS;  // of 16 bytes in a staged strip
 constexpr int WARP_M = 64, WARP_N = 32;
 constexpr int M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 16;  // 16 rows or columns: two quad-pairs
 
-// Where octet o of a staged row lies.  Two rows of 64 bytes fill the banks; the exclusive or
-// spreads the eight rows that a quarter-warp reads over all of them.
-DEVICE int staged_at(int row, int o) { return row * STRIP_OCTETS + (o ^ (row >> 1 & 3)); }
+// Where octet 0 of a staged row lies; octet o is at the exclusive or of that and o.  Two rows of 64
+// bytes fill the banks; so the eight rows that a quarter-warp reads are spread over all of them.
+DEVICE int staged_at(int row) { return row * STRIP_OCTETS + (row >> 1 & 3); }
 
 // Of a block of 16 rows, which one is r (0 to 7) of the first or second quad-pair: rows 0 to 3 and
 // 8 to 11 are the first's, so that what a quarter-warp reads is 8 neighbours.
 DEVICE int block_row(int quad_pair, int r) { return quad_pair * 4 + (r & 3) + (r >> 2) * 8; }
 
-// Two pieces of x per thread: row m's octet o, for m = thread / 4 and 64 over.
+// Two pieces of x per thread, of rows thread / 4 and 64 over: where these begin.
 struct Fetched { uint4 pieces[2]; };
-DEVICE Fetched fetch_rows(const half* x, int first, int k, int M, int K SITE) {
+DEVICE Fetched fetch_rows(const half* x, const int (&begins)[2], int k SITE) {
     Fetched fetched;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int m = min(first + int(threadIdx.x) / STRIP_OCTETS + i * (TILE / 2), M - 1);
-        const half* from = x + (m * K + k + int(threadIdx.x) % STRIP_OCTETS * OCTET);
+        const half* from = x + (begins[i] + k);
         fetched.pieces[i] = load_constant(reinterpret_cast<const uint4*>(from) AT);
     }
     return fetched;
 }
 DEVICE void stage_rows(uint4* staged, const Fetched& fetched SITE) {
+    const int row = threadIdx.x / STRIP_OCTETS;
+    uint4* to = staged + (staged_at(row) ^ int(threadIdx.x) % STRIP_OCTETS);
+    store_shared(to, fetched.pieces[0] AT);
+    store_shared(to + TILE / 2 * STRIP_OCTETS, fetched.pieces[1] AT);
+}
+
+// Two octets of one column of w per thread; two warps share a group of 32 columns.
+DEVICE int part_of_strip() { return threadIdx.x / WARP % 2; }
+
+template <class Type>
+DEVICE void stage_columns(uint4* staged, const HalfStrip<Type>& half SITE) {
+    const int column = threadIdx.x / (2 * WARP) * WARP + threadIdx.x % WARP;
+    const int at = staged_at(column) ^ 2 * part_of_strip();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int row = threadIdx.x / STRIP_OCTETS + i * (TILE / 2);
-        store_shared(staged + staged_at(row, threadIdx.x % STRIP_OCTETS), fetched.pieces[i] AT);
+        sync_warp();  // one octet at a time, for the registers' sake
+        store_shared(staged + (at ^ i), half.expanded(i) AT);
     }
 }
 
-// Two octets of one column of w per thread; two warps share a group of 32 columns.  `scales` are
-// those of the strip's halves.
-template <class Type>
-DEVICE void stage_columns(uint4* staged, const typename Type::Raw& raw, int strip,
-                          const half2 (&scales)[2] SITE) {
-    const int column = threadIdx.x / (2 * WARP) * WARP + threadIdx.x % WARP;
-    const bool is_second = threadIdx.x / WARP % 2;
-#pragma unroll
-    for (int octet = 0; octet < STRIP_OCTETS; ++octet) {
-        if (octet / 2 != is_second) continue;  // the same for a whole warp
-        sync_warp();  // and one octet at a time, for the registers' sake
-        u32 pairs[4];
-        expand<Type>(raw, strip, octet, scales[octet / Type::STEP_OCTETS], pairs);
-        const uint4 piece{pairs[0], pairs[1], pairs[2], pairs[3]};
-        store_shared(staged + staged_at(column, octet), piece AT);
-    }
-}
-
-// One strip of the warp's 64 by 32: c += A B.
+// One strip of the warp's 64 by 32: c += A B, of rows and columns of which the lane's first ones
+// are staged at `row` and `column`.
 DEVICE void multiply(float (&c)[M_BLOCKS][N_BLOCKS][8], const uint4* rows, const uint4* columns,
-                     int first_m, int first_n SITE) {
-    const int lane = threadIdx.x % WARP, r = (lane & 3) + (lane >= 16 ? 4 : 0);
-    const int m = first_m + block_row(lane >> 2 & 1, r), n = first_n + block_row(lane >> 3 & 1, r);
-#pragma unroll
+                     int row, int column SITE) {
+#pragma unroll 2  // what the compiler loads ahead fits the registers
     for (int octet = 0; octet < STRIP_OCTETS; ++octet) {
-        sync_warp();  // what the compiler loads ahead fits the registers
         uint4 b[N_BLOCKS];
 #pragma unroll
         for (int j = 0; j < N_BLOCKS; ++j) {
-            b[j] = load_shared(columns + staged_at(n + 16 * j, octet) AT);
+            b[j] = load_shared(columns + (column ^ octet) + 16 * j * STRIP_OCTETS AT);
         }
 #pragma unroll
         for (int i = 0; i < M_BLOCKS; ++i) {
-            const uint4 a = load_shared(rows + staged_at(m + 16 * i, octet) AT);
+            const uint4 a = load_shared(rows + (row ^ octet) + 16 * i * STRIP_OCTETS AT);
 #pragma unroll
             for (int j = 0; j < N_BLOCKS; ++j) {
                 mma_row_col(c[i][j], a.x, a.y, b[j].x, b[j].y AT);
@@ -122,45 +114,42 @@ prefill(const half* x, const uint4* weight, const float* bias, const float* resi
     const int first = blockIdx.x * TILE;
     const int first_m = warp % 2 * WARP_M, first_n = warp / 2 * WARP_N;
 
-    float c[M_BLOCKS][N_BLOCKS][8] = {};
-    stage_rows(rows, fetch_rows(x, first, 0, M, K));
-    {
-        const typename Type::Raw raw = Type::fetch(planes, 0);
-        const half2 scales[2] = {scale_of<Type>(raw, 0, 0, 0), scale_of<Type>(raw, 0, 0, 2)};
-        stage_columns<Type>(columns, raw, 0, scales);
-    }
-    for (int unit = 0; unit * STRIPS < strip_count; ++unit) {
+    int begins[2];  // rows beyond M repeat the last
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip) {
-            const int number = unit * STRIPS + strip, next = number + 1;
-            if (number >= strip_count) break;
-            sync_block();  // this strip is staged, and nobody reads the other buffers any more
-            // The next strip's weights are under way meanwhile; at the end the last's, in vain.
-            const int ahead = min(next, strip_count - 1);
-            const typename Type::Raw raw = Type::fetch(planes, ahead / STRIPS);
-            if (next < strip_count) {
-                stage_rows(rows + next % 2 * PIECES, fetch_rows(x, first, next * STRIP, M, K));
-            }
-            // Scales take fewer registers than what they are made of.
-            const half2 scales[2] = {
-                scale_of<Type>(raw, ahead / STRIPS, (strip + 1) % STRIPS, 0),
-                scale_of<Type>(raw, ahead / STRIPS, (strip + 1) % STRIPS, 2)};
-            multiply(c, rows + number % 2 * PIECES, columns + number % 2 * PIECES, first_m,
-                     first_n);
-            if (next < strip_count) {
-                stage_columns<Type>(columns + next % 2 * PIECES, raw, (strip + 1) % STRIPS, scales);
-            }
-        }
+    for (int i = 0; i < 2; ++i) {
+        const int m = min(first + int(threadIdx.x) / STRIP_OCTETS + i * (TILE / 2), M - 1);
+        begins[i] = m * K + int(threadIdx.x) % STRIP_OCTETS * OCTET;
+    }
+    const int r = (lane & 3) + (lane >= 16 ? 4 : 0);
+    int row = staged_at(first_m + block_row(lane >> 2 & 1, r));
+    int column = staged_at(first_n + block_row(lane >> 3 & 1, r));
+
+    float c[M_BLOCKS][N_BLOCKS][8] = {};
+    const auto fetch = [&](int number) {
+        const int unit = number / STRIPS;
+        return HalfStrip<Type>(Type::fetch(planes, unit), unit, number % STRIPS, part_of_strip());
+    };
+    stage_rows(rows, fetch_rows(x, begins, 0));
+    stage_columns<Type>(columns, fetch(0));
+    for (int number = 0; number < strip_count; ++number) {
+        sync_block();  // this strip is staged, and nobody reads the other buffers any more
+        // The next strip is under way meanwhile; at the end the last once more, in vain.
+        const int next = min(number + 1, strip_count - 1), other = (number + 1) % 2 * PIECES;
+        const HalfStrip<Type> half = fetch(next);
+        stage_rows(rows + other, fetch_rows(x, begins, next * STRIP));
+        multiply(c, rows, columns, row, column);
+        stage_columns<Type>(columns + other, half);
+        row ^= PIECES, column ^= PIECES;  // the other buffers
     }
 
-    const int r = (lane & 1) + (lane >= 16 ? 4 : 0);
+    const int r_of_sum = (lane & 1) + (lane >= 16 ? 4 : 0);
 #pragma unroll
     for (int i = 0; i < M_BLOCKS; ++i) {
 #pragma unroll
         for (int j = 0; j < N_BLOCKS; ++j) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                const int m = first_m + 16 * i + block_row(lane >> 2 & 1, r + (e & 2));
+                const int m = first_m + 16 * i + block_row(lane >> 2 & 1, r_of_sum + (e & 2));
                 const int column = (e & 4) + (lane & 2) + (e & 1);
                 const int n = first_n + 16 * j + block_row(lane >> 3 & 1, column);
                 finish(c[i][j][e], bias, residual, y, first + m, blockIdx.y * TILE + n, M, N);

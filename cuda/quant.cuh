@@ -5,6 +5,8 @@
 //
 //   Type::fetch(planes, unit)           the unit's bits, by 16- and 4-byte loads -> Raw
 //   Type::codes(raw, strip, octet, c)   eight codes, exact small integers, as four half2
+//   Type::octet(raw, strip, octet)      their bits alone -> Octet, for who keeps few of a unit's
+//   Type::codes(octet, c)               the same from those
 //   Type::base(raw, unit, strip)        half2 (d, m): the block's scale and offset
 //   Type::steps(raw, unit, strip, octet)   sub-block scale and offset, 10 bits at bits 0 and 16,
 //                                       the same for STEP_OCTETS octets
@@ -75,6 +77,9 @@ DEVICE half2 byte_pair(u32 bytes, bool is_upper) {
     return unbias<0, BIAS>(__byte_perm(bytes, 0x64646464, is_upper ? 0x4342 : 0x4140));
 }
 
+// The bits of eight codes: a word, and a second one where a type has more than a word of them.
+struct Octet { u32 word, high; };
+
 DEVICE u32 component(const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
@@ -136,12 +141,17 @@ struct Legacy {
         else raw.scale = planes.shared_word(unit AT);
         return raw;
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        const u32 word = component(raw.codes, octet);
-        if constexpr (CODE_BITS == 4) return nibble_codes<CODE_BIAS>(word, codes);
-        nibble_codes<CODE_BIAS>(word, codes, [&](int p, int shift) {
-            return with_bits(raw.high, 4 * octet + p, shift + 4, 1);
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), raw.high >> 4 * octet};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4], int first = 0) {
+        if constexpr (CODE_BITS == 4) return nibble_codes<CODE_BIAS>(o.word, codes);
+        nibble_codes<CODE_BIAS>(o.word, codes, [&](int p, int shift) {
+            return with_bits(o.high, first + p, shift + 4, 1);
         });
+    }
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&eight)[4]) {
+        codes({component(raw.codes, octet), raw.high}, eight, 4 * octet);
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
         return HAS_OFFSET ? raw.scale : half_word(raw.scale, unit);
@@ -162,14 +172,20 @@ struct Q8_0 {
     static DEVICE Raw fetch(const Planes<Q8_0>& planes, int unit SITE) {
         return {{planes.piece(unit, 0 AT), planes.piece(unit, 1 AT)}, planes.shared_word(unit AT)};
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        const uint4 piece = octet < 2 ? raw.codes[0] : raw.codes[1];
+        return {component(piece, octet % 2 * 2), component(piece, octet % 2 * 2 + 1)};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4]) {
+        // With its sign bit flipped a byte is 128 over its value.
+        const u32 words[2] = {o.word ^ 0x80808080, o.high ^ 0x80808080};
         for (int i = 0; i < 2; ++i) {
-            // With its sign bit flipped a byte is 128 over its value.
-            const u32 bytes = component(octet < 2 ? raw.codes[0] : raw.codes[1],
-                                        octet % 2 * 2 + i) ^ 0x80808080;
-            codes[2 * i] = byte_pair<128>(bytes, false);
-            codes[2 * i + 1] = byte_pair<128>(bytes, true);
+            codes[2 * i] = byte_pair<128>(words[i], false);
+            codes[2 * i + 1] = byte_pair<128>(words[i], true);
         }
+    }
+    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&eight)[4]) {
+        codes(Q8_0::octet(raw, strip, octet), eight);
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
         return half_word(raw.scale, unit);
@@ -196,6 +212,10 @@ struct IQ4_NL {
     static DEVICE Raw fetch(const Planes<IQ4_NL>& planes, int unit SITE) {
         return {planes.piece(unit, 0 AT), planes.shared_word(unit AT)};
     }
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), 0};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4]) { iq4_codes(o.word, codes); }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         iq4_codes(component(raw.codes, octet), codes);
     }
@@ -214,9 +234,15 @@ struct MXFP4 {
     static DEVICE Raw fetch(const Planes<MXFP4>& planes, int unit SITE) {
         return {planes.piece(unit, 0 AT), planes.shared_word(unit AT)};
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), 0};
+    }
+    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&eight)[4]) {
+        codes(MXFP4::octet(raw, strip, octet), eight);
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4]) {
         const Table table = {{0x3e3c3800, 0x46444240, 0xbebcb880, 0xc6c4c2c0}};
-        const uint2 bytes = look_up(component(raw.codes, octet), table);
+        const uint2 bytes = look_up(o.word, table);
         codes[0] = half2_of(__byte_perm(bytes.x, 0, 0x1404));
         codes[1] = half2_of(__byte_perm(bytes.x, 0, 0x3424));
         codes[2] = half2_of(__byte_perm(bytes.y, 0, 0x1404));
@@ -238,12 +264,17 @@ struct F16 {
         return {{planes.piece(unit, 0 AT), planes.piece(unit, 1 AT), planes.piece(unit, 2 AT),
                  planes.piece(unit, 3 AT)}};
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
+    static DEVICE uint4 octet(const Raw& raw, int, int octet) {
         // By comparisons, for an octet that is not known when compiling must not index registers.
         const uint4 lower = octet == 0 ? raw.codes[0] : raw.codes[1];
         const uint4 upper = octet == 2 ? raw.codes[2] : raw.codes[3];
-        const uint4 piece = octet < 2 ? lower : upper;
+        return octet < 2 ? lower : upper;
+    }
+    static DEVICE void codes(const uint4& piece, half2 (&codes)[4]) {
         for (int p = 0; p < 4; ++p) codes[p] = half2_of(component(piece, p));
+    }
+    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&eight)[4]) {
+        codes(F16::octet(raw, strip, octet), eight);
     }
 };
 
@@ -286,12 +317,17 @@ struct SuperOffset {
         if constexpr (CODE_BITS == 5) raw.high = planes.word(block, sub AT);
         return raw;
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        const u32 word = component(raw.codes, octet);
-        if constexpr (CODE_BITS == 4) return nibble_codes<0>(word, codes);
-        nibble_codes<0>(word, codes, [&](int p, int shift) {
-            return with_bits(raw.high, 4 * octet + p, shift + 4, 1);
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), raw.high >> 4 * octet};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4], int first = 0) {
+        if constexpr (CODE_BITS == 4) return nibble_codes<0>(o.word, codes);
+        nibble_codes<0>(o.word, codes, [&](int p, int shift) {
+            return with_bits(o.high, first + p, shift + 4, 1);
         });
+    }
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&eight)[4]) {
+        codes({component(raw.codes, octet), raw.high}, eight, 4 * octet);
     }
     // The header's first word is (d, dmin); the offset is subtracted.
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.header.x ^ 0x80000000; }
@@ -315,11 +351,18 @@ struct Q6_K {
                 planes.word(block, 16 + strip / 2 AT) >> 16 * (strip % 2),
                 planes.shared_word(block AT)};
     }
-    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
-        const u32 high = octet < 2 ? raw.high[0] : raw.high[1];
-        nibble_codes<32>(component(raw.codes, octet), codes, [=](int p, int shift) {
-            return with_bits(high, 2 * (octet % 2 * 4 + p), shift + 4, 3);
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), (octet < 2 ? raw.high[0] : raw.high[1]) >>
+                                                 8 * (octet % 2)};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4], int first = 0) {
+        nibble_codes<32>(o.word, codes, [=](int p, int shift) {
+            return with_bits(o.high, first + 2 * p, shift + 4, 3);
         });
+    }
+    static DEVICE void codes(const Raw& raw, int, int octet, half2 (&eight)[4]) {
+        const u32 high = octet < 2 ? raw.high[0] : raw.high[1];
+        codes({component(raw.codes, octet), high}, eight, 8 * (octet % 2));
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
         return half_word(raw.scale, unit / 8);
@@ -329,10 +372,9 @@ struct Q6_K {
     }
 };
 
-// Eight 2-bit codes, at bits 8 (octet % 2) and on of a word of sixteen.  high as above.
+// Eight 2-bit codes at the lower bits of both halves of a word.  high as above.
 template <int BIAS, class High>
-DEVICE void crumb_codes(u32 word, int octet, half2 (&codes)[4], High high) {
-    const u32 crumbs = word >> 8 * (octet % 2);
+DEVICE void crumb_codes(u32 crumbs, half2 (&codes)[4], High high) {
     codes[0] = unbias<0, BIAS>(and_or(crumbs, 0x00030003, high(0, 0)));
     codes[1] = unbias<2, BIAS>(and_or(crumbs, 0x000c000c, high(1, 2)));
     codes[2] = unbias<4, BIAS>(and_or(crumbs, 0x00300030, high(2, 4)));
@@ -350,9 +392,14 @@ struct Q2_K {
         return {planes.piece(block, quarter AT), planes.word(block, quarter AT),
                 planes.word(block, 4 AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        crumb_codes<0>(component(raw.codes, 2 * strip + octet / 2), octet, codes,
-                       [](int, int) { return F16_1024_TWICE; });
+    static DEVICE Octet octet(const Raw& raw, int strip, int octet) {
+        return {component(raw.codes, 2 * strip + octet / 2) >> 8 * (octet % 2), 0};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4]) {
+        crumb_codes<0>(o.word, codes, [](int, int) { return F16_1024_TWICE; });
+    }
+    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&eight)[4]) {
+        codes(Q2_K::octet(raw, strip, octet), eight);
     }
     static DEVICE u32 base(const Raw& raw, int, int) { return raw.scale ^ 0x80000000; }
     static DEVICE u32 steps(const Raw& raw, int, int strip, int octet) {
@@ -376,12 +423,20 @@ struct Q3_K {
                 {planes.word(block, 2 * quarter AT), planes.word(block, 2 * quarter + 1 AT)},
                 lower | upper << 4, planes.shared_word(block AT)};
     }
-    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&codes)[4]) {
-        const u32 high = raw.high[strip];
-        crumb_codes<4>(component(raw.codes, 2 * strip + octet / 2), octet, codes,
-                       [=](int p, int shift) {
-                           return with_bits(high, 4 * octet + p, shift + 2, 1);
-                       });
+    static DEVICE u32 high(const Raw& raw, int strip) { return strip ? raw.high[1] : raw.high[0]; }
+    static DEVICE u32 crumbs(const Raw& raw, int strip, int octet) {
+        return component(raw.codes, 2 * strip + octet / 2) >> 8 * (octet % 2);
+    }
+    static DEVICE Octet octet(const Raw& raw, int strip, int octet) {
+        return {crumbs(raw, strip, octet), high(raw, strip) >> 4 * octet};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4], int first = 0) {
+        crumb_codes<4>(o.word, codes, [=](int p, int shift) {
+            return with_bits(o.high, first + p, shift + 2, 1);
+        });
+    }
+    static DEVICE void codes(const Raw& raw, int strip, int octet, half2 (&eight)[4]) {
+        codes({crumbs(raw, strip, octet), high(raw, strip)}, eight, 4 * octet);
     }
     static DEVICE u32 base(const Raw& raw, int unit, int) {
         return half_word(raw.scale, unit / 4);
@@ -402,6 +457,10 @@ struct IQ4_XS {
         return {planes.piece(block, unit % 8 AT), planes.word(block, 0 AT),
                 planes.word(block, 1 AT)};
     }
+    static DEVICE Octet octet(const Raw& raw, int, int octet) {
+        return {component(raw.codes, octet), 0};
+    }
+    static DEVICE void codes(const Octet& o, half2 (&codes)[4]) { iq4_codes(o.word, codes); }
     static DEVICE void codes(const Raw& raw, int, int octet, half2 (&codes)[4]) {
         iq4_codes(component(raw.codes, octet), codes);
     }
@@ -434,21 +493,41 @@ DEVICE half2 scale_of(const typename Type::Raw& raw, int unit, int strip, int oc
     }
 }
 
+template <class Type>
+DEVICE void apply_scale(const half2 (&codes)[4], half2 scale, u32 (&pairs)[4]) {
+    const half2 d = both(low_of(bits_of(scale))), m = both(high_of(bits_of(scale)));
+    for (int p = 0; p < 4; ++p) {
+        pairs[p] = bits_of(IS_SAME<Type, F16> ? codes[p] : fma2(codes[p], d, m));
+    }
+}
+
 // Eight adjacent weights of the lane's row as halves, ready to be an operand of mma_row_col.
 template <class Type>
 DEVICE void expand(const typename Type::Raw& raw, int strip, int octet, half2 scale,
                    u32 (&pairs)[4]) {
     half2 codes[4];
     Type::codes(raw, strip, octet, codes);
-    const half2 d = both(low_of(bits_of(scale))), m = both(high_of(bits_of(scale)));
-    for (int p = 0; p < 4; ++p) {
-        pairs[p] = bits_of(IS_SAME<Type, F16> ? codes[p] : fma2(codes[p], d, m));
-    }
+    apply_scale<Type>(codes, scale, pairs);
 }
+
+// Half a strip of a lane's row, octets 2 `part` and on: what is kept of a unit's bits meanwhile.
 template <class Type>
-DEVICE void expand(const typename Type::Raw& raw, int unit, int strip, int octet, u32 (&pairs)[4]) {
-    expand<Type>(raw, strip, octet, scale_of<Type>(raw, unit, strip, octet), pairs);
-}
+struct HalfStrip {
+    decltype(Type::octet(typename Type::Raw{}, 0, 0)) octets[2];
+    half2 scale;  // no sub-block is less than two octets
+
+    DEVICE HalfStrip(const typename Type::Raw& raw, int unit, int strip, int part)
+        : octets{Type::octet(raw, strip, 2 * part), Type::octet(raw, strip, 2 * part + 1)},
+          scale(scale_of<Type>(raw, unit, strip, 2 * part)) {}
+
+    DEVICE uint4 expanded(int octet) const {
+        half2 codes[4];
+        u32 pairs[4];
+        Type::codes(octets[octet], codes);
+        apply_scale<Type>(codes, scale, pairs);
+        return {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+};
 
 // The same in f32: scale * code + offset, rounded once, scale and offset exact.
 template <class Type>

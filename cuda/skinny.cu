@@ -159,7 +159,7 @@ skinny_staged(const half* x, const uint4* weight, const float* bias, const float
     stage<TILES>(mine, x, warp * Type::UNIT, thread, M, K);
     for (int turn = 0; turn < turns; ++turn) {
         const int unit = turn * K_WARPS + warp;
-#pragma unroll
+#pragma unroll 1  // two strips' parts at a time would not fit the registers
         for (int strip = 0; strip < STRIPS; ++strip) {
             const int number = turn * STRIPS + strip;
             // The strip's part of the unit, for the rest is not used; under way at the barrier.

@@ -82,11 +82,16 @@ def test_shared_memory_has_no_bank_conflicts(host):
 FAULTS = {
     "no barrier between strips": ("prefill.cu", "sync_block();  // this strip is staged,", "//"),
     "a quad-pair's rows in the other order": (
-        "prefill.cu", "(lane >> 2 & 1, r + (e & 2))", "(lane >> 3 & 1, r + (e & 2))",
+        "prefill.cu", "(lane >> 2 & 1, r_of_sum + (e & 2))",
+        "(lane >> 3 & 1, r_of_sum + (e & 2))",
     ),
     "one bit of the accumulator's map": ("prefill.cu", "4) + (lane & 2)", "4) + (lane & 1)"),
-    "half the octets left out": ("prefill.cu", "octet / 2 != is_second", "octet / 2 != 1"),
-    "the strip before": ("prefill.cu", "columns + number % 2", "columns + next % 2"),
+    "half the octets left out": ("prefill.cu", "threadIdx.x / WARP % 2; }", "1; }"),
+    "the other half's scale": (
+        "quant.cuh", "strip, 2 * part)) {}", "strip, 2 - 2 * part)) {}",
+    ),
+    "an octet's bits of the one before": ("quant.cuh", "8 * (octet % 2)};", "0};"),
+    "the strip before": ("prefill.cu", "<Type>(columns + other", "<Type>(columns"),
     "a row too many": ("prefill.cu", "if (m >= M || n >= N) return;", "if (n >= N) return;"),
     "rows beyond the last are read": ("prefill.cu", "i * (TILE / 2), M - 1)", "i * (TILE / 2), M)"),
 }  # fmt: skip
@@ -96,7 +101,7 @@ FAULTS = {
 def test_a_planted_fault_is_noticed(plant, fault):
     """By the machine, by the oracle, or by orders that differ."""
     host = plant(*FAULTS[fault])
-    matrix = random_matrix("Q4_K", 70, 1)
+    matrix = random_matrix("Q6_K", 70, 1)
     x = activations(5, 256)
     try:
         y = product(host, x, matrix)
