@@ -1,24 +1,63 @@
-"""Kernels for tests are written, or patched, into a directory of their own and built from there."""
+"""Kernels for tests are written, or patched, into a directory of their own and built from there.
+
+With `--phaseloop-device cuda` the tests that perform launches do so on a GPU; `double` takes the
+same way over a double of CuPy, so that the way itself is tested.
+"""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from phaseloop.kernels import cupy_device
 from phaseloop.kernels.host import Host
 from phaseloop.kernels.sources import source_directory
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cupy_double import Machine, fake_cubin
+from gpu_host import GpuHost
+
 WORKERS = min(2, os.cpu_count() or 1)
+DEVICES = ("host", "cuda", "double")
+PLANTED = "faults are planted on the shim, which notices them before they do harm"
+NO_DEVICE = "performs nothing on a device; `make test` runs it"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--phaseloop-device", choices=DEVICES, default="host")
+    parser.addoption("--phaseloop-device-index", type=int, default=0)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a device, what only the shim can check is skipped, and says why."""
+    if config.getoption("--phaseloop-device", "host") == "host":
+        return
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if {"plant", "write_kernel"} & set(names):
+            item.add_marker(pytest.mark.skip(reason=PLANTED))
+        elif "host" not in names:
+            item.add_marker(pytest.mark.skip(reason=NO_DEVICE))
 
 
 @pytest.fixture(scope="session")
-def host() -> Host:
+def host(request: pytest.FixtureRequest) -> Iterator[Host | GpuHost]:
     """Runs the kernels of the tree; what it has built stays loaded."""
-    return Host(worker_count=WORKERS)
+    where = request.config.getoption("--phaseloop-device", "host")
+    if where == "host":
+        yield Host(worker_count=WORKERS)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "double":
+            patch.setattr(cupy_device, "cubin", fake_cubin)
+        cupy = Machine() if where == "double" else cupy_device.load_cupy()
+        index = request.config.getoption("--phaseloop-device-index", 0)
+        device = cupy_device.CupyDevice(cupy, index)
+        yield GpuHost(device)
+        device.close()
 
 
 @pytest.fixture

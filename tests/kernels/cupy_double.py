@@ -208,7 +208,9 @@ class Machine:
         self.functions[f].shared_max = value
 
     def allocate(self, size, device):
-        memory = np.full(size, 0xFF, np.uint8)
+        whole = np.full(size + 256, 0xFF, np.uint8)
+        begin = -whole.ctypes.data % 256  # as cudaMalloc aligns
+        memory = whole[begin : begin + size]
         self.blocks[memory.ctypes.data] = (memory, device)
         return memory.ctypes.data
 
