@@ -56,7 +56,8 @@ class Decoder(Struct, frozen=True):
 
     def __call__(self, ops: Ops[Tensor], /) -> Tensor:
         x = ops.embed(EMBEDDING)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            ops.tap(index, x)
             attended = attend(
                 ops, ops.rms_norm(x, layer.attention_norm, self.epsilon), layer.attention
             )
@@ -64,7 +65,8 @@ class Decoder(Struct, frozen=True):
                 x, attended = ops.outputs(x), ops.outputs(attended)
             x = ops.add(x, attended)
             x = ops.add(x, feed(ops, ops.rms_norm(x, layer.feed_norm, self.epsilon), layer.feed))
-        return ops.linear(self.head, ops.rms_norm(x, "output_norm.weight", self.epsilon))
+        x = ops.rms_norm(x, "output_norm.weight", self.epsilon)
+        return ops.linear(self.head, ops.final(x))
 
 
 def attend(ops: Ops[Tensor], x: Tensor, layer: AttentionLayer) -> Tensor:

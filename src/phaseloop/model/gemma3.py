@@ -58,7 +58,8 @@ class Gemma3(Struct, frozen=True):
 
     def __call__(self, ops: Ops[Tensor], /) -> Tensor:
         x = ops.scale(ops.embed(EMBEDDING), self.embedding_scale)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            ops.tap(index, x)
             normed = ops.rms_norm(x, layer.attention_norm, self.epsilon)
             attended = attend(ops, normed, layer.attention)
             if layer is self.layers[-1]:  # later positions need only this layer's keys and values
@@ -66,7 +67,8 @@ class Gemma3(Struct, frozen=True):
             x = ops.add(x, ops.rms_norm(attended, layer.attended_norm, self.epsilon))
             fed = feed(ops, ops.rms_norm(x, layer.feed_norm, self.epsilon), layer.feed)
             x = ops.add(x, ops.rms_norm(fed, layer.fed_norm, self.epsilon))
-        logits = ops.linear(self.head, ops.rms_norm(x, "output_norm.weight", self.epsilon))
+        x = ops.rms_norm(x, "output_norm.weight", self.epsilon)
+        logits = ops.linear(self.head, ops.final(x))
         return logits if self.logit_cap is None else ops.soft_cap(logits, self.logit_cap)
 
 

@@ -29,7 +29,7 @@ from .qwen35_file import (
     expected_tensors,
     read_hybrid,
 )
-from .shape import EMBEDDING, Model, dimensions_of, head_of, score_scale
+from .shape import EMBEDDING, OUTPUT_NORM, Model, dimensions_of, head_of, score_scale
 from .weights import Weights
 
 log = logging.getLogger(__name__)
@@ -79,16 +79,21 @@ class Qwen35(Struct, frozen=True):
 
     def __call__(self, ops: Ops[Tensor], /) -> Tensor:
         x = ops.embed(EMBEDDING)
-        for layer in self.layers:
-            mixed = mix(ops, ops.rms_norm(x, layer.norm, self.epsilon), layer.mixer)
-            if layer is self.layers[-1]:  # later positions need only this layer's keys and states
-                x, mixed = ops.outputs(x), ops.outputs(mixed)
-            x = ops.add(x, mixed)
-            normed = ops.rms_norm(x, layer.feed_norm, self.epsilon)
-            x = ops.add(x, feed(ops, normed, layer.feed))
-            if layer.shared is not None:
-                x = ops.add(x, shared(ops, normed, layer.shared))
-        return ops.linear(self.head, ops.rms_norm(x, "output_norm.weight", self.epsilon))
+        for index, layer in enumerate(self.layers):
+            ops.tap(index, x)
+            x = through(ops, x, layer, self.epsilon, is_last=layer is self.layers[-1])
+        x = ops.rms_norm(x, OUTPUT_NORM, self.epsilon)
+        return ops.linear(self.head, ops.final(x))
+
+
+def through(ops: Ops[Tensor], x: Tensor, layer: Layer, epsilon: float, *, is_last: bool) -> Tensor:
+    mixed = mix(ops, ops.rms_norm(x, layer.norm, epsilon), layer.mixer)
+    if is_last:  # later positions need only this layer's keys and states
+        x, mixed = ops.outputs(x), ops.outputs(mixed)
+    x = ops.add(x, mixed)
+    normed = ops.rms_norm(x, layer.feed_norm, epsilon)
+    x = ops.add(x, feed(ops, normed, layer.feed))
+    return x if layer.shared is None else ops.add(x, shared(ops, normed, layer.shared))
 
 
 def mix(ops: Ops[Tensor], x: Tensor, layer: GatedAttention | DeltaLayer) -> Tensor:

@@ -15,6 +15,7 @@ WIDTH_MAX = 1 << 20
 CONTEXT_LENGTH_MAX = 1 << 26
 ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+OUTPUT_NORM = "output_norm.weight"
 
 
 class Shape(Struct, frozen=True):

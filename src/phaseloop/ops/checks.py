@@ -23,6 +23,8 @@ def check_spans(
     named = [adapter for adapter, _ in spans[0].adapters]
     if named != sorted(set(named) & set(range(adapter_count))):
         raise BackendError(f"adapters {named} of {adapter_count} that are loaded")
+    if len({span.given is None for span in spans}) > 1:
+        raise BackendError("rows come along with some lanes of a pass, with others none")
     if len({span.region for span in spans}) != len(spans):
         raise BackendError("two lanes of one pass share a KV region")
     for lane, span in enumerate(spans):
@@ -31,6 +33,11 @@ def check_spans(
             raise BackendError(f"lane {lane}: KV region {span.region} of {region_count}")
         if count < 1 or not 0 <= span.outputs <= count:
             raise BackendError(f"lane {lane}: {span.outputs} outputs of {count} tokens")
+        if span.given is not None and span.given.shape != (count, dimensions.given_width):
+            raise BackendError(
+                f"lane {lane}: {list(span.given.shape)} rows come along with {count} tokens, the "
+                f"network reads rows of {dimensions.given_width}"
+            )
         if span.start < 0 or span.start + count > capacity:
             raise BackendError(
                 f"lane {lane}: positions {span.start} to {span.start + count} "

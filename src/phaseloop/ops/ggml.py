@@ -9,7 +9,6 @@ Three ways to attend.
 `fast`    as ggml decides by the shape of a batch: nothing is promised.
 """
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -21,13 +20,25 @@ from numpy.typing import NDArray
 from .adapters import Adapter, list_of
 from .checks import check_spans, output_rows
 from .delta_states import MARKS_MAX, NO_SHIFT, Leg, States
+from .gather import Gathered
 from .ggml_adapters import AdapterGraph, place, unstable_kinds
-from .ggml_graph import TILE_ROWS, Built, GgmlOps, Group, MaskInput, Shape, node_count_max
+from .ggml_graph import GgmlOps
 from .ggml_library import Cpu, Tensors, new_context, rows_are_stable
 from .ggml_openmp import ggml
 from .ggml_regions import POSITION_STEP, CacheKind, Regions
 from .ggml_repack import Repacked
-from .interface import BackendError, Dimensions, Network, Region, Rows, Snapshot, Span, Weight
+from .ggml_shape import TILE_ROWS, Built, Group, MaskInput, Shape, node_count_max
+from .interface import (
+    BackendError,
+    Dimensions,
+    Network,
+    Region,
+    Rows,
+    Snapshot,
+    Span,
+    Tap,
+    Weight,
+)
 from .passes import Pass, cut
 from .reference import unpack
 
@@ -70,13 +81,15 @@ class GgmlBackend:
         repack: bool = True,
         marks_max: int = MARKS_MAX,
         adapters: Sequence[Adapter] = (),
+        taps: Sequence[Tap] = (),
     ) -> None:
         """`repack`: copy matrices for ggml's wider kernels where it has some and bits allow it.
 
         `marks_max`: how many marked recurrent states a region keeps.  `adapters`: what a span's
-        list counts, from 0.
+        list counts, from 0.  `taps`: where the hidden rows are seen that forward_hidden returns.
         """
         self._network = network
+        self._taps = tuple(taps)
         self._dimensions = dimensions
         self._capacity = capacity
         self._attention: AttentionPath = attention
@@ -96,10 +109,7 @@ class GgmlBackend:
         self._repacked = Repacked(
             self._cpu, weights if repack else {}, only_stable=attention != "fast"
         )
-        self._planes = [
-            (self._plane(keys.offset, keys.width), self._plane(values.offset, values.width))
-            for keys, values in self._regions.planes
-        ]
+        self._planes = self._placed_planes()
         self._state_planes = self._placed_states()
         names = {rope.factors for rope in dimensions.ropes if rope.factors is not None}
         self._factors = {name: unpack(weights[name]) for name in names}
@@ -143,14 +153,20 @@ class GgmlBackend:
         return None if self._states is None else self._states.positions(region)
 
     def forward(self, spans: Sequence[Span]) -> Rows:
+        return self._forward(spans, shows_hidden=False).logits
+
+    def forward_hidden(self, spans: Sequence[Span]) -> tuple[Rows, Rows]:
+        found = self._forward(spans, shows_hidden=True)
+        hidden = found.hidden
+        return found.logits, np.empty((0, 0), np.float32) if hidden is None else hidden
+
+    def _forward(self, spans: Sequence[Span], *, shows_hidden: bool) -> Gathered:
         adapter_count = len(self._adapters)
         check_spans(spans, self._dimensions, self._regions.count, self._capacity, adapter_count)
-        ends = list(itertools.accumulate(span.outputs for span in spans))
-        found = np.empty((ends[-1], self._dimensions.vocabulary), np.float32)
-        places = [end - span.outputs for end, span in zip(ends, spans, strict=True)]
+        found = Gathered(spans, self._dimensions.vocabulary)
         legs = {} if self._states is None else self._states.begin(spans)
         for one in cut(spans, self._rows_max, apart=self._attention == "tiled"):
-            self._run(one, found, places, legs)
+            self._run(one, found, legs, shows_hidden)
             if self._states is not None:
                 self._states.passed(legs, one.pieces)
         if self._states is not None:
@@ -200,10 +216,11 @@ class GgmlBackend:
 
     # --- one pass ---------------------------------------------------------------------------------
 
-    def _run(self, one: Pass, found: Rows, places: list[int], legs: Mapping[Region, Leg]) -> None:
-        """Compute a pass; its lanes' logits go to `places` in `found`, which move on by them."""
+    def _run(
+        self, one: Pass, found: Gathered, legs: Mapping[Region, Leg], shows_hidden: bool
+    ) -> None:
         pieces = one.pieces
-        shape = self._shape_of(pieces)
+        shape = self._shape_of(pieces, shows_hidden)
         graph = self._graph_for(shape)
         try:
             fill_inputs(graph.built, shape, pieces, self._regions.capacity)
@@ -212,17 +229,12 @@ class GgmlBackend:
                     [(legs[piece.region].read, legs[piece.region].write) for piece in pieces]
                 )
             self._cpu.compute(graph.built.graph, row_by_row=shape.row_by_row)
-            row = 0
-            for lane, piece in zip(one.lanes, pieces, strict=True):
-                place, count = places[lane], piece.outputs
-                found[place : place + count] = graph.built.logits[row : row + count]
-                row += count
-                places[lane] += count
+            found.take(one, graph.built.logits, graph.built.hidden)
         finally:
             if shape not in self._graphs:
                 graph.free()
 
-    def _shape_of(self, pieces: Sequence[Span]) -> Shape:
+    def _shape_of(self, pieces: Sequence[Span], shows_hidden: bool) -> Shape:
         groups: list[Group] = []
         # A graph for generated tokens serves again until they see more.  One for prompts seldom
         # does, and ggml looks at every tile of their masks.
@@ -249,6 +261,8 @@ class GgmlBackend:
             tile=is_tiled,
             row_by_row=self._attention != "fast" and not is_tiled,
             adapters=list_of(pieces),
+            has_given=pieces[0].given is not None,
+            shows_hidden=shows_hidden,
         )
 
     def _graph_for(self, shape: Shape) -> Graph:
@@ -280,6 +294,7 @@ class GgmlBackend:
             self._dimensions,
             shape,
             AdapterGraph(context, self._adapters, shape.adapters),
+            self._taps,
         )
         logits = self._network(ops)
         ops.finish(logits)
@@ -287,6 +302,12 @@ class GgmlBackend:
         return Graph(ops.built(logits), context, allocator)
 
     # --- at load ----------------------------------------------------------------------------------
+
+    def _placed_planes(self) -> list[tuple[ggml.ggml_tensor_p, ggml.ggml_tensor_p]]:
+        return [
+            (self._plane(keys.offset, keys.width), self._plane(values.offset, values.width))
+            for keys, values in self._regions.planes
+        ]
 
     def _plane(self, offset: int, width: int) -> ggml.ggml_tensor_p:
         positions = self._regions.capacity * self._regions.count
@@ -330,6 +351,8 @@ def fill_inputs(built: Built, shape: Shape, pieces: Sequence[Span], capacity: in
         built.positions[rows] = range(piece.start, piece.start + count)
         first = piece.region * capacity + piece.start
         built.cells[rows] = range(first, first + count)
+        if built.given is not None:
+            built.given[rows] = piece.given
         row += count
     if built.outputs is not None:
         built.outputs[:] = output_rows(pieces)
@@ -353,7 +376,7 @@ def fill_mask(mask: MaskInput, lane: int, piece: Span) -> None:
         return
     position: NDArray[np.int64] = np.arange(values.shape[1], dtype=np.int64)
     own = np.arange(piece.start, piece.start + count, dtype=np.int64)[:, None]
-    sees: NDArray[np.bool_] = position <= own
+    sees: NDArray[np.bool_] = position <= (own if mask.causal else own[-1])
     if mask.window is not None:
         sees &= position > own - mask.window
     values[:count] = np.where(sees, np.uint16(0), F16_NEVER)

@@ -11,16 +11,25 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from .ggml_adapters import AdapterGraph
-from .ggml_delta import NODES_PER_RUN, DeltaGraph, StateInputs
+from .ggml_delta import DeltaGraph
 from .ggml_library import array_at
 from .ggml_openmp import ggml
 from .ggml_regions import Regions
 from .ggml_repack import FOURS, Matrix, block_sums, product
-from .interface import Activation, AdapterList, Attention, DeltaNet, Dimensions, Experts, Rope
+from .ggml_shape import TILE_ROWS, Built, Group, MaskInput, Shape
+from .interface import (
+    FINAL,
+    Activation,
+    Attention,
+    DeltaNet,
+    Dimensions,
+    Experts,
+    Rope,
+    Tap,
+)
 
 Node: TypeAlias = ggml.ggml_tensor_p
 INT32, INT64, UINT16, FLOAT32 = (
@@ -30,59 +39,10 @@ INT32, INT64, UINT16, FLOAT32 = (
     np.dtype(np.float32),
 )
 NO_NODE: Node = ctypes.POINTER(ggml.ggml_tensor)()
-TILE_ROWS = 64  # from this many query rows on, ggml's flash attention works in tiles
 TILE_WIDTH_STEP = 16  # where values of a head are a multiple of what any CPU computes at once
 UNPACKED_BYTES_MAX = 64 << 20  # keys and values of one group
 ROPE_ADJACENT, ROPE_HALVES = 0, 2
-VIEW_NODES_PER_ATTENTION = 16
-NODES_PER_LAYER = 128
 ROWS_MANY = 3
-
-
-class Group(Struct, frozen=True):
-    """`lanes` lanes in neighbouring regions, of `rows` rows each, that attend in one op."""
-
-    region: int
-    lanes: int
-    rows: int
-    seen: int  # positions the op looks at, masked where a row must not; a multiple of 256
-
-    def padded_rows(self, tile: bool) -> int:
-        return max(self.rows, TILE_ROWS) if tile else self.rows
-
-
-class Shape(Struct, frozen=True):
-    """All that the structure of a graph depends on."""
-
-    groups: tuple[Group, ...]
-    row_count: int
-    output_count: int
-    tile: bool  # fill up query rows, so that attention always takes the tiled path
-    row_by_row: bool  # attention takes each row by itself
-    adapters: AdapterList = ()
-
-    @property
-    def lane_rows(self) -> list[int]:
-        return [group.rows for group in self.groups for _ in range(group.lanes)]
-
-
-class MaskInput(Struct, frozen=True):
-    group: int
-    window: int | None
-    values: NDArray[np.uint16]  # F16 bits [lanes, padded rows, seen]
-
-
-class Built(Struct, frozen=True):
-    """A graph with its memory: fill in the inputs, compute, read the logits."""
-
-    graph: ggml.ggml_cgraph_p
-    tokens: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    cells: NDArray[np.int64]
-    outputs: NDArray[np.int32] | None
-    masks: tuple[MaskInput, ...]
-    states: StateInputs | None
-    logits: NDArray[np.float32]
 
 
 class GgmlOps:
@@ -100,8 +60,11 @@ class GgmlOps:
         dimensions: Dimensions,
         shape: Shape,
         adapters: AdapterGraph,
+        taps: Sequence[Tap],
     ) -> None:
         self._c = context
+        self._taps = taps if shape.shows_hidden else ()
+        self._shown: dict[Tap, Node] = {}
         self._adapters = adapters
         self._graph = graph
         self._weights = weights
@@ -110,7 +73,7 @@ class GgmlOps:
         self._regions = regions
         self._dimensions = dimensions
         self._shape = shape
-        self._masks: dict[tuple[int, int | None], Node] = {}
+        self._masks: dict[tuple[int, int | None, bool], Node] = {}
         self._block_sums: dict[int, Node] = {}  # by the address of whose blocks
         # Offsets cost a pass of one or two rows more than their matrix gains.  All generated rows
         # must go one way, and one stream matters more than several.
@@ -119,6 +82,8 @@ class GgmlOps:
         self._tokens = self._input(ggml.GGML_TYPE_I32, rows)
         self._positions = self._input(ggml.GGML_TYPE_I32, rows)
         self._cells = self._input(ggml.GGML_TYPE_I64, rows)
+        width = dimensions.given_width
+        self._given = self._input(ggml.GGML_TYPE_F32, width, rows) if shape.has_given else None
         all_rows = shape.output_count == rows
         self._outputs = None if all_rows else self._input(ggml.GGML_TYPE_I32, shape.output_count)
         recurrence = dimensions.recurrence
@@ -129,6 +94,9 @@ class GgmlOps:
     def embed(self, weight: str) -> Node:
         found = ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
         return self._adapters.lookup(weight, self._tokens, found)
+
+    def given(self) -> "Node | None":
+        return self._given
 
     def linear(self, weight: str, x: Node, bias: str | None = None) -> Node:
         matrix = self._repacked.get(weight)
@@ -168,8 +136,7 @@ class GgmlOps:
         )
 
     def attend(self, layer: int, q: Node, k: Node, v: Node, spec: Attention) -> Node:
-        self._write(layer, 0, k)
-        self._write(layer, 1, v)
+        self.keep(layer, k, v)
         attended: Node | None = None
         row = 0
         for index, group in enumerate(self._shape.groups):
@@ -178,6 +145,10 @@ class GgmlOps:
             row += group.lanes * group.rows
         assert attended is not None, "a batch has lanes"
         return attended
+
+    def keep(self, layer: int, k: Node, v: Node) -> None:
+        self._write(layer, 0, k)
+        self._write(layer, 1, v)
 
     def delta_net(self, layer: int, mixed: Node, step: Node, rate: Node, spec: DeltaNet) -> Node:
         assert self._delta is not None, "the model's dimensions tell of its delta nets"
@@ -198,6 +169,9 @@ class GgmlOps:
         if not ggml.ggml_is_contiguous(x):
             return ggml.ggml_cont_2d(self._c, x, width * heads, rows)
         return ggml.ggml_reshape_2d(self._c, x, width * heads, rows)
+
+    def join(self, x: Node, y: Node) -> Node:
+        return ggml.ggml_concat(self._c, x, y, 0)
 
     def add(self, x: Node, y: Node) -> Node:
         return ggml.ggml_add(self._c, x, y)
@@ -242,8 +216,18 @@ class GgmlOps:
             total = self.add(total, ggml.ggml_view_2d(c, parts, width, rows, stride, index * step))
         return total if used > 1 else ggml.ggml_cont(c, total)
 
+    def tap(self, point: Tap, x: Node) -> None:
+        if point in self._taps:
+            ggml.ggml_set_output(x)
+            ggml.ggml_build_forward_expand(self._graph, x)
+            self._shown[point] = x
+
     def outputs(self, x: Node) -> Node:
-        return x if self._outputs is None else ggml.ggml_get_rows(self._c, x, self._outputs)
+        return x if FINAL in self._taps else self._wanted(x)
+
+    def final(self, x: Node) -> Node:
+        self.tap(FINAL, x)
+        return self._wanted(x) if FINAL in self._taps else x
 
     # --- after the network has been walked --------------------------------------------------------
 
@@ -254,8 +238,8 @@ class GgmlOps:
     def built(self, logits: Node) -> Built:
         """To be called once the graph has memory."""
         masks = tuple(
-            MaskInput(group, window, self._mask_values(group, node))
-            for (group, window), node in self._masks.items()
+            MaskInput(group, window, causal, self._mask_values(group, node))
+            for (group, window, causal), node in self._masks.items()
         )
         outputs = None if self._outputs is None else array_at(self._outputs, INT32)
         return Built(
@@ -266,8 +250,16 @@ class GgmlOps:
             outputs=outputs,
             masks=masks,
             states=self._delta and self._delta.inputs(),
+            given=None if self._given is None else self._rows_of(self._given),
+            hidden=tuple(self._rows_of(self._shown[point]) for point in self._taps),
             logits=array_at(logits, FLOAT32).reshape(-1, self._dimensions.vocabulary),
         )
+
+    def _wanted(self, x: Node) -> Node:
+        return x if self._outputs is None else ggml.ggml_get_rows(self._c, x, self._outputs)
+
+    def _rows_of(self, node: Node) -> NDArray[np.float32]:
+        return array_at(node, FLOAT32).reshape(self._shape.row_count, -1)
 
     def _mask_values(self, index: int, node: Node) -> NDArray[np.uint16]:
         group = self._shape.groups[index]
@@ -331,7 +323,7 @@ class GgmlOps:
         keys, values = self._seen(layer, 0, group), self._seen(layer, 1, group)
         if self._unpacks(group):
             keys, values = (ggml.ggml_cast(c, part, ggml.GGML_TYPE_F32) for part in (keys, values))
-        mask = self._mask(index, spec.window)
+        mask = self._mask(index, spec.window, spec.causal)
         cap = spec.cap or 0.0
         found = ggml.ggml_flash_attn_ext(c, queries, keys, values, mask, spec.scale, 0.0, cap)
         flat_width = found.contents.ne[0] * heads
@@ -365,22 +357,12 @@ class GgmlOps:
         width = shape.kv_head_count * (shape.key_length + shape.value_length)
         return 4 * group.lanes * group.seen * width <= UNPACKED_BYTES_MAX
 
-    def _mask(self, index: int, window: int | None) -> Node:
-        known = self._masks.get((index, window))
+    def _mask(self, index: int, window: int | None, causal: bool) -> Node:
+        known = self._masks.get((index, window, causal))
         if known is not None:
             return known
         group = self._shape.groups[index]
         rows = group.padded_rows(self._shape.tile)
         mask = self._input(ggml.GGML_TYPE_F16, group.seen, rows, 1, group.lanes)
-        self._masks[index, window] = mask
+        self._masks[index, window, causal] = mask
         return mask
-
-
-def node_count_max(dimensions: Dimensions, shape: Shape, expert_count: int) -> int:
-    groups = len(shape.groups) * VIEW_NODES_PER_ATTENTION
-    attending = len(dimensions.ropes) * (NODES_PER_LAYER + groups + 4 * expert_count)
-    if dimensions.recurrence is None:
-        return 64 + attending
-    runs = len(shape.groups) * NODES_PER_RUN
-    layer_nodes = NODES_PER_LAYER + runs + 4 * expert_count
-    return 64 + attending + dimensions.recurrence.layer_count * layer_nodes

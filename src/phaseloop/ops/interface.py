@@ -17,7 +17,7 @@ last pass, and those that passes were told to mark; it can only go back to one o
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 
 Tensor = TypeVar("Tensor")
 Region: TypeAlias = int
+Tap: TypeAlias = int  # where hidden rows are seen: at the input of a layer, from 0, or FINAL
 Rows: TypeAlias = NDArray[np.float32]
 Activation: TypeAlias = Literal["silu", "gelu", "sigmoid"]
 AdapterList: TypeAlias = tuple[tuple[int, float], ...]  # (which adapter, its scale), by the former
+FINAL: Tap = -1  # after the last norm, before the head
 
 
 class BackendError(Exception):
@@ -75,12 +77,13 @@ class Attention(Struct, frozen=True):
     """softmax(cap(scale * q . k)) . v over the positions up to the row's own.
 
     `window`: only the last that many positions, the row's own included.  `cap`: scores s become
-    cap * tanh(s / cap).
+    cap * tanh(s / cap).  Where not `causal`, rows also see those of their pass that come later.
     """
 
     scale: float
     window: int | None = None
     cap: float | None = None
+    causal: bool = True
 
 
 class Experts(Struct, frozen=True):
@@ -146,6 +149,7 @@ class Dimensions(Struct, frozen=True):
     value_length: int
     vocabulary: int
     recurrence: Recurrence | None = None
+    given_width: int = 0  # of the rows that come along with tokens; 0: none can
 
 
 class Span(Struct, frozen=True):
@@ -159,6 +163,9 @@ class Span(Struct, frozen=True):
     region shall keep; a model without such states ignores them.
 
     `adapters` change what is computed (ops/adapters.py); lanes of one pass have the same ones.
+
+    `given` are rows that come along with the tokens, [len(tokens), W], to a network that reads
+    some; either every lane of a pass has them or none.
     """
 
     region: Region
@@ -168,6 +175,7 @@ class Span(Struct, frozen=True):
     generated: bool
     marks: tuple[int, ...] = ()
     adapters: AdapterList = ()
+    given: Rows | None = None
 
 
 class Ops(Protocol[Tensor]):
@@ -175,6 +183,10 @@ class Ops(Protocol[Tensor]):
 
     def embed(self, weight: str) -> Tensor:
         """[V, D] -> [T, D]: the rows of the batch's tokens."""
+        ...
+
+    def given(self) -> Tensor | None:
+        """[T, W]: the rows that came along with the tokens, if some did."""
         ...
 
     def linear(self, weight: str, x: Tensor, bias: str | None = None) -> Tensor:
@@ -201,6 +213,10 @@ class Ops(Protocol[Tensor]):
         """
         ...
 
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """As attend, but only writes."""
+        ...
+
     def delta_net(
         self, layer: int, mixed: Tensor, step: Tensor, rate: Tensor, spec: DeltaNet
     ) -> Tensor:
@@ -224,6 +240,10 @@ class Ops(Protocol[Tensor]):
         """[T, H, DK] -> [T, H * DK]."""
         ...
 
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """[T, D], [T, E] -> [T, D + E]."""
+        ...
+
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
 
     def scale(self, x: Tensor, factor: float) -> Tensor: ...
@@ -240,8 +260,19 @@ class Ops(Protocol[Tensor]):
         """[T, D] -> [T, D]."""
         ...
 
+    def tap(self, point: Tap, x: Tensor) -> None:
+        """Shows x [T, D] to whoever asked for the hidden rows of this point."""
+        ...
+
     def outputs(self, x: Tensor) -> Tensor:
-        """[T, D] -> [O, D]: the rows whose logits are wanted; at least one, wanted or not."""
+        """[T, D] -> [O, D]: the rows whose logits are wanted; at least one, wanted or not.
+
+        Where somebody asked for the final rows, all are of use up to there: then x as it is.
+        """
+        ...
+
+    def final(self, x: Tensor) -> Tensor:
+        """What the last norm made of what `outputs` left -> [O, D], for the head; taps FINAL."""
         ...
 
 
@@ -355,3 +386,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class HiddenBackend(Backend, Protocol):
+    """A backend that shows hidden rows, of those points that it was made with."""
+
+    def forward_hidden(self, spans: Sequence[Span]) -> tuple[Rows, Rows]:
+        """As forward, bit by bit, and beside it rows [T, W] in lane order, all points' joined."""
+        ...

@@ -69,4 +69,5 @@ def piece(span: Span, start: int, stop: int) -> Span:
         generated=span.generated,
         marks=span.marks,
         adapters=span.adapters,
+        given=None if span.given is None else span.given[start:stop],
     )

@@ -15,6 +15,7 @@ from .adapters import Adapter, list_of
 from .checks import check_spans, output_rows
 from .delta_states import NO_SHIFT, Leg, States
 from .interface import (
+    FINAL,
     Aborted,
     Activation,
     Attention,
@@ -28,6 +29,7 @@ from .interface import (
     Rows,
     Snapshot,
     Span,
+    Tap,
     Weight,
 )
 from .passes import cut
@@ -56,7 +58,10 @@ class ReferenceBackend:
         region_count: int,
         capacity: int,
         adapters: Sequence[Adapter] = (),
+        taps: Sequence[Tap] = (),
     ) -> None:
+        """`taps`: where the hidden rows are seen that forward_hidden returns."""
+        self._taps = tuple(taps)
         self._adapters = [Unpacked(adapter) for adapter in adapters]
         self._network = network
         self._weights = {name: unpack(weight) for name, weight in weights.items()}
@@ -82,26 +87,39 @@ class ReferenceBackend:
         return (self._keys[:, 0, 0].size + self._values[:, 0, 0].size) * self._keys.itemsize
 
     def forward(self, spans: Sequence[Span]) -> Rows:
+        return self._forward(spans, ())[0]
+
+    def forward_hidden(self, spans: Sequence[Span]) -> tuple[Rows, Rows]:
+        return self._forward(spans, self._taps)
+
+    def _forward(self, spans: Sequence[Span], taps: Sequence[Tap]) -> tuple[Rows, Rows]:
         adapter_count = len(self._adapters)
         check_spans(spans, self._dimensions, self._region_count, self._capacity, adapter_count)
         legs = {} if self._states is None else self._states.begin(spans)
         passes = [one for span in spans for one in cut([span], len(span.tokens), apart=False)]
-        found = [self._run(one.pieces, legs) for one in passes]
+        found = [self._run(one.pieces, legs, taps) for one in passes]
         if self._is_aborted:
             raise Aborted
         if self._states is not None:
             self._states.commit(legs)
-        return np.concatenate(found).astype(np.float32)
+        logits, hidden = (
+            np.concatenate(rows).astype(np.float32) for rows in zip(*found, strict=True)
+        )
+        return logits, hidden
 
-    def _run(self, pieces: Sequence[Span], legs: dict[Region, Leg]) -> Doubles:
+    def _run(
+        self, pieces: Sequence[Span], legs: dict[Region, Leg], taps: Sequence[Tap]
+    ) -> tuple[Doubles, Doubles]:
         active = [(self._adapters[adapter], scale) for adapter, scale in list_of(pieces)]
         ops = ReferenceOps(
-            self._weights, self._keys, self._values, pieces, self._states, legs, active
+            self._weights, self._keys, self._values, pieces, self._states, legs, active, taps
         )
         logits = self._network(ops)
         if self._states is not None:
             self._states.passed(legs, pieces)
-        return logits[: sum(piece.outputs for piece in pieces)]
+        shown = [ops.shown[point] for point in taps]
+        hidden = np.concatenate(shown, axis=1) if shown else np.empty((len(logits), 0))
+        return logits[: sum(piece.outputs for piece in pieces)], hidden
 
     def abort(self) -> None:
         self._is_aborted = True
@@ -168,7 +186,10 @@ class ReferenceOps:
         states: States | None,
         legs: Mapping[Region, Leg],
         adapters: Sequence[tuple[Unpacked, float]],
+        taps: Sequence[Tap],
     ) -> None:
+        self._taps = taps
+        self.shown: dict[Tap, Doubles] = {}
         self._adapters = adapters
         self._states = states
         self._legs = legs
@@ -189,6 +210,10 @@ class ReferenceOps:
                 found = found + scale * (a[self._tokens] @ b.T)
         return found
 
+    def given(self) -> Doubles | None:
+        rows = [span.given for span in self._spans if span.given is not None]
+        return np.concatenate(rows).astype(np.float64) if rows else None
+
     def linear(self, weight: str, x: Doubles, bias: str | None = None) -> Doubles:
         matrix = self._weights[weight]
         product = x @ matrix.reshape(-1, matrix.shape[-1]).T
@@ -208,17 +233,27 @@ class ReferenceOps:
         return turn(x, rope, angles(rope, factors, self._positions), magnitude(rope))
 
     def attend(self, layer: int, q: Doubles, k: Doubles, v: Doubles, spec: Attention) -> Doubles:
+        self.keep(layer, k, v)
         attended: list[Doubles] = []
         row = 0
         for span in self._spans:
             keys, values = self._keys[layer, span.region], self._values[layer, span.region]
-            for position in range(span.start, span.start + len(span.tokens)):
-                keys[position], values[position] = k[row], v[row]
+            last = span.start + len(span.tokens)
+            for position in range(span.start, last):
                 first = 0 if spec.window is None else max(0, position + 1 - spec.window)
-                seen = slice(first, position + 1)
+                seen = slice(first, position + 1 if spec.causal else last)
                 attended.append(attend_row(q[row], keys[seen], values[seen], spec))
                 row += 1
         return np.stack(attended)
+
+    def keep(self, layer: int, k: Doubles, v: Doubles) -> None:
+        row = 0
+        for span in self._spans:
+            rows, count = slice(row, row + len(span.tokens)), len(span.tokens)
+            cells = slice(span.start, span.start + count)
+            self._keys[layer, span.region, cells] = k[rows]
+            self._values[layer, span.region, cells] = v[rows]
+            row += count
 
     def delta_net(
         self, layer: int, mixed: Doubles, step: Doubles, rate: Doubles, spec: DeltaNet
@@ -247,6 +282,9 @@ class ReferenceOps:
 
     def flat(self, x: Doubles) -> Doubles:
         return x.reshape(x.shape[0], -1)
+
+    def join(self, x: Doubles, y: Doubles) -> Doubles:
+        return np.concatenate((x, y), axis=1)
 
     def add(self, x: Doubles, y: Doubles) -> Doubles:
         return x + y
@@ -278,8 +316,16 @@ class ReferenceOps:
                 result[row] += part * (downs[expert] @ hidden)
         return result
 
+    def tap(self, point: Tap, x: Doubles) -> None:
+        if point in self._taps:
+            self.shown[point] = x
+
     def outputs(self, x: Doubles) -> Doubles:
-        return x[output_rows(self._spans)]
+        return x if FINAL in self._taps else x[output_rows(self._spans)]
+
+    def final(self, x: Doubles) -> Doubles:
+        self.tap(FINAL, x)
+        return x[output_rows(self._spans)] if FINAL in self._taps else x
 
     def _factors(self, weight: str) -> list[tuple[Doubles, Doubles]]:
         """What the active adapters add to a matrix, as b . a."""
