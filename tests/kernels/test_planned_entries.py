@@ -16,6 +16,7 @@ from phaseloop.kernels import (
     lora,
     moe,
     norm,
+    prefill,
     rope,
     sample,
     skinny,
@@ -33,6 +34,7 @@ PLANNED = {
     "moe": moe.entries(),
     "lora": lora.entries(),
     "delta": [entry for width in delta.WIDTHS for entry in delta.entries(width)],
+    "prefill": [entry for kind in skinny.KINDS for entry in prefill.entries(kind)],
     "experts": [entry for kind in skinny.KINDS for entry in experts.entries(kind)],
     "attention_decode": [
         entry

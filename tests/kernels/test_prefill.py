@@ -82,8 +82,7 @@ def test_shared_memory_has_no_bank_conflicts(host):
 FAULTS = {
     "no barrier between strips": ("prefill.cu", "sync_block();  // this strip is staged,", "//"),
     "a quad-pair's rows in the other order": (
-        "prefill.cu", "(lane >> 2 & 1, r_of_sum + (e & 2))",
-        "(lane >> 3 & 1, r_of_sum + (e & 2))",
+        "prefill.cu", "(lane >> 2 & 1, r + (e & 2))", "(lane >> 3 & 1, r + (e & 2))",
     ),
     "one bit of the accumulator's map": ("prefill.cu", "4) + (lane & 2)", "4) + (lane & 1)"),
     "half the octets left out": ("prefill.cu", "threadIdx.x / WARP % 2; }", "1; }"),
@@ -93,7 +92,7 @@ FAULTS = {
     "an octet's bits of the one before": ("quant.cuh", "8 * (octet % 2)};", "0};"),
     "the strip before": ("prefill.cu", "<Type>(columns + other", "<Type>(columns"),
     "a row too many": ("prefill.cu", "if (m >= M || n >= N) return;", "if (n >= N) return;"),
-    "rows beyond the last are read": ("prefill.cu", "i * (TILE / 2), M - 1)", "i * (TILE / 2), M)"),
+    "rows beyond the last are read": ("prefill.cu", "fetched_row(i), M - 1)", "fetched_row(i), M)"),
 }  # fmt: skip
 
 

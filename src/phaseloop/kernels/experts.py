@@ -33,19 +33,9 @@ def experts(
     `weight` has the experts' matrices [N, K] one after the other; `rows` is that of the tiles.
     `is_gathered`: x has the rows that were assigned, `used` times each; else it is by place.
     """
-    d = dims(x=(x, "f16 R K"), y=(y, "f32 A N"))
-    d |= dims(order=(assignments.order, f"i32 {d['A']}"), tiles=(assignments.tiles, "i32 P 4"))
-    if weight.kind not in KINDS:
-        raise KernelError(f"experts: no kernel for {weight.kind}, only for {', '.join(KINDS)}")
-    if (weight.rows, weight.columns) != (expert_count * d["N"], d["K"]) or d["N"] % GROUP:
-        raise KernelError(
-            f"experts: weight is [{weight.rows}, {weight.columns}]; {expert_count} experts of "
-            f"[{d['N']}, {d['K']}] are wanted, whole groups of {GROUP} rows each"
-        )
+    d = check_experts_of("experts", x, weight, assignments, y, expert_count)
     if d["R"] * (used if is_gathered else 1) != d["A"] or rows not in {ROWS * n for n in TILES}:
         raise KernelError(f"experts: {d['R']} rows for {d['A']} assignments, in tiles of {rows}")
-    if d["P"] > GRID_MAX:
-        raise KernelError(f"experts: {d['P']} tiles, at most {GRID_MAX}")
     return Launch(
         "experts",
         f"experts<{weight.kind}, {rows // ROWS}>",
@@ -63,6 +53,28 @@ def experts(
             i32("K", d["K"]),
         ),
     )
+
+
+def check_experts_of(
+    name: str, x: Array, weight: Packed, assignments: Assignments, y: Array, expert_count: int
+) -> dict[str, int]:
+    """The sizes R, K, A, N and P (tiles), for a plan that is called `name` in errors."""
+    d = dims(
+        x=(x, "f16 R K"),
+        y=(y, "f32 A N"),
+        order=(assignments.order, "i32 A"),
+        tiles=(assignments.tiles, "i32 P 4"),
+    )
+    if weight.kind not in KINDS:
+        raise KernelError(f"{name}: no kernel for {weight.kind}, only for {', '.join(KINDS)}")
+    if (weight.rows, weight.columns) != (expert_count * d["N"], d["K"]) or d["N"] % GROUP:
+        raise KernelError(
+            f"{name}: weight is [{weight.rows}, {weight.columns}]; {expert_count} experts of "
+            f"[{d['N']}, {d['K']}] are wanted, whole groups of {GROUP} rows each"
+        )
+    if d["P"] > GRID_MAX:
+        raise KernelError(f"{name}: {d['P']} tiles, at most {GRID_MAX}")
+    return d
 
 
 def entries(kind: str) -> list[str]:

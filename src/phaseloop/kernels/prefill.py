@@ -1,6 +1,8 @@
 """prefill: wrapper of cuda/prefill.cu, where shapes, numerics, mapping and roofline are stated."""
 
 from .contract import Array, KernelError, Launch, ceil_div, dims, i32, reads, updates, writes
+from .experts import check_experts_of
+from .moe import Assignments
 from .repack import Packed
 from .skinny import KINDS
 
@@ -52,3 +54,46 @@ def prefill(
             i32("K", d["K"]),
         ),
     )
+
+
+def prefill_experts(
+    x: Array,
+    weight: Packed,
+    assignments: Assignments,
+    y: Array,
+    *,
+    expert_count: int,
+    used: int,
+    is_gathered: bool,
+) -> Launch:
+    """As `experts`, for rows of prompts, however many; the tiles are of `TILE` assignments.
+
+    A row's result is the same in any company, and not that of `experts`.
+    """
+    d = check_experts_of("prefill_experts", x, weight, assignments, y, expert_count)
+    if d["R"] * (used if is_gathered else 1) != d["A"] or d["R"] * d["K"] >= ELEMENTS_MAX:
+        raise KernelError(
+            f"prefill_experts: {d['R']} rows of {d['K']} for {d['A']} assignments; it takes 1 to "
+            "2^31 elements"
+        )
+    return Launch(
+        "prefill",
+        f"prefill_experts<{weight.kind}>",
+        (d["P"], ceil_div(d["N"], TILE), 1),
+        (THREADS, 1, 1),
+        (
+            reads("x", x),
+            reads("weight", weight.data),
+            reads("order", assignments.order if is_gathered else None),
+            reads("tiles", assignments.tiles),
+            writes("y", y),
+            i32("U", used),
+            i32("E", expert_count),
+            i32("N", d["N"]),
+            i32("K", d["K"]),
+        ),
+    )
+
+
+def entries(kind: str) -> list[str]:
+    return [f"prefill<{kind}>", f"prefill_experts<{kind}>"]
