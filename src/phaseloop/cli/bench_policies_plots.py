@@ -13,7 +13,7 @@ from itertools import groupby
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from phaseloop.sim.spread import Percentiles
 
@@ -140,7 +140,7 @@ def draw_waits(axis: Axes, report: Report, title: str, of: Measure) -> None:
         axis.plot(xs, ys, mark, label=which, markersize=5, zorder=above)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.tick_params(axis="x", labelsize=8, labelbottom=True)
     axis.set_yticks(range(len(names)), names, fontsize=8)
