@@ -174,23 +174,14 @@ class DraftModel:
             draws = [draw_of(one) for one in going]
             sampled = self._sampler.sample(logits, draws) if draws else []
             going = [
-                one for one, drawn in zip(going, sampled, strict=True) if self._take(one, drawn)
+                one
+                for one, drawn in zip(going, sampled, strict=True)
+                if take(one, drawn, self._target_vocabulary, self._end_tokens)
             ]
             spans = [
                 Span(one.wish.slot, len(one.sequence) - 1, (one.sequence[-1],), 1, True)
                 for one in going
             ]
-
-    def _take(self, one: Going, drawn: Sampled) -> bool:
-        """Whether another draft is wanted behind this one."""
-        token, likelihood = drawn.token, drawn.likelihood
-        if token is None or token >= self._target_vocabulary:
-            return False
-        if likelihood is not None and math.exp(likelihood.chosen) < one.wish.p_min:
-            return False
-        one.drafts.append(token)
-        one.sequence.append(token)
-        return token not in self._end_tokens and len(one.drafts) < one.count
 
     # --- with its slot ----------------------------------------------------------------------------
 
@@ -248,3 +239,15 @@ def draw_of(one: Going) -> Draw:
     probs = 1 if one.wish.p_min > 0.0 else 0
     sampling = replace(draw.sampling, n_probs=probs, post_sampling_probs=False)
     return replace(draw, position=draw.position + drafted, tokens=one.sequence, sampling=sampling)
+
+
+def take(one: Going, drawn: Sampled, vocabulary: int, end_tokens: frozenset[int]) -> bool:
+    """Add a draft of a target that has `vocabulary` tokens; whether another is wanted behind it."""
+    token, likelihood = drawn.token, drawn.likelihood
+    if token is None or token >= vocabulary:
+        return False
+    if likelihood is not None and math.exp(likelihood.chosen) < one.wish.p_min:
+        return False
+    one.drafts.append(token)
+    one.sequence.append(token)
+    return token not in end_tokens and len(one.drafts) < one.count

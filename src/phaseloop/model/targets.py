@@ -6,7 +6,16 @@ and a network does not multiply by (a convolution, a block that only drafts) is 
 
 from collections.abc import Sequence
 
-from phaseloop.ops.interface import Activation, Attention, DeltaNet, Experts, Network, Ops, Rope
+from phaseloop.ops.interface import (
+    Activation,
+    Attention,
+    DeltaNet,
+    Experts,
+    Network,
+    Ops,
+    Rope,
+    Tap,
+)
 
 
 class Targets(Ops[None]):
@@ -21,6 +30,8 @@ class Targets(Ops[None]):
 
     def embed(self, weight: str) -> None:
         self.embeddings.add(weight)
+
+    def given(self) -> None: ...
 
     def linear(self, weight: str, x: None, bias: str | None = None) -> None:
         self.matrices.add(weight)
@@ -41,10 +52,14 @@ class Targets(Ops[None]):
 
     def attend(self, layer: int, q: None, k: None, v: None, spec: Attention) -> None: ...
 
+    def keep(self, layer: int, k: None, v: None) -> None: ...
+
     def delta_net(self, layer: int, mixed: None, step: None, rate: None, spec: DeltaNet) -> None:
         pass
 
     def flat(self, x: None) -> None: ...
+
+    def join(self, x: None, y: None) -> None: ...
 
     def add(self, x: None, y: None) -> None: ...
 
@@ -54,4 +69,8 @@ class Targets(Ops[None]):
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 
+    def tap(self, point: Tap, x: None) -> None: ...
+
     def outputs(self, x: None) -> None: ...
+
+    def final(self, x: None) -> None: ...
