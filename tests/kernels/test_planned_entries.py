@@ -20,6 +20,7 @@ from phaseloop.kernels import (
     rope,
     sample,
     skinny,
+    slab,
 )
 from phaseloop.kernels.budgets import read_budgets
 from phaseloop.kernels.kv import TYPES, WIDTHS
@@ -34,6 +35,7 @@ PLANNED = {
     "moe": moe.entries(),
     "lora": lora.entries(),
     "delta": [entry for width in delta.WIDTHS for entry in delta.entries(width)],
+    "slab": [entry for kind in skinny.KINDS for entry in slab.entries(kind)],
     "prefill": [entry for kind in skinny.KINDS for entry in prefill.entries(kind)],
     "experts": [entry for kind in skinny.KINDS for entry in experts.entries(kind)],
     "attention_decode": [
