@@ -57,7 +57,9 @@ TYPED = {  # flags users type -> what becomes of them
         "--linger-ms --max-queued --max-queue-ms "
         "--output-reserve --client-stall-ms --shutdown-grace-s --phase-control --serial-order "
         "--repack --no-repack --trace --trace-content --fast-attention --reuse-generated "
-        "--supervise --sim --sim-speed"
+        "--supervise --sim --sim-speed -md --model-draft -hfd --spec-type --spec-default "
+        "--draft-max --draft-min --draft-p-min --spec-draft-n-max --spec-draft-n-min "
+        "--spec-draft-p-min --spec-ngram-simple-size-n --spec-ngram-simple-size-m"
     ),
     "ignored": (
         "-tb -ngl --gpu-layers -fa --flash-attn -sm -ts -mg --mlock -lm --no-mmap --numa -ot -cmoe "
@@ -65,8 +67,8 @@ TYPED = {  # flags users type -> what becomes of them
         "--log-timestamps --log-prefix"
     ),
     "refused": (
-        "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj -md "
-        "--spec-type --tools --embeddings --reranking --pooling --models-dir "
+        "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj "
+        "-lcs --spec-synth-len --tools --embeddings --reranking --pooling --models-dir "
         "--mirostat --rope-scaling --reasoning-budget"
     ),
 }
@@ -161,12 +163,35 @@ def test_values(line, field, value):
         ("-m x --api-prefix api", ("--api-prefix 'api'", "/api")),
         ("-m x -l 1+x", ("-l '1+x'", "15043-1")),
         ("-m x -hff f.gguf", ("--hf-file goes with -hf",)),
+        ("-m x --spec-type ngram", ("--spec-type 'ngram'", "ngram-simple")),
+        ("-m x --spec-type ngram-mod", ("ngram-mod is not built", "nearest is ngram-simple")),
+        ("-m x --spec-type draft-simple", ("draft-simple", "-md FILE")),
+        ("-m x -md y -hfd a/b", ("-md and -hfd",)),
+        ("--sim cpu-smollm2 --spec-type ngram-simple", ("--spec-type", "--sim drafts")),
+        ("-m x -md y --draft-min 5", ("--spec-draft-n-min 5", "--spec-draft-n-max 3", "lower")),
+        ("-m x --draft-p-min 2", ("--draft-p-min '2'", "0 to 1")),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(line, parts):
     message = refusal(line)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    "line, kinds",
+    [
+        ("", ()),
+        ("--spec-type none", ()),
+        ("--spec-type ngram-simple", ("ngram-simple",)),
+        ("--spec-default", ("ngram-simple",)),
+        ("-md y", ("draft-simple",)),
+        ("-md y --spec-type draft-simple,ngram-simple", ("ngram-simple", "draft-simple")),
+    ],
+)
+def test_who_drafts(line, kinds):
+    """As in llama-server a draft model says by itself what it is, and n-grams are asked first."""
+    assert settings(line).drafters == kinds
 
 
 def test_what_means_nothing_here_costs_one_warning():

@@ -63,8 +63,7 @@ class Model:
             ChainSampler(),
             CpuOptions(**options),
             end_tokens=ends,
-            drafter=drafter,
-            terms=terms,
+            drafting=lambda backend: (drafter, terms),
         )
 
     def plain(self, job):

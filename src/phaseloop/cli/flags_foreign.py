@@ -118,7 +118,7 @@ IGNORED: dict[str, str] = {
         --log-prefix !--no-log-prefix $LOG_PREFIX =true
         --log-timestamps !--no-log-timestamps $LOG_TIMESTAMPS =true
     """,
-    "there is no speculation without a drafter": """
+    "a draft model computes where and how the model does": """
         --spec-draft-threads -td --threads-draft VALUE
         --spec-draft-threads-batch -tbd --threads-batch-draft VALUE
         --spec-draft-cpu-mask -Cd --cpu-mask-draft VALUE
@@ -134,35 +134,28 @@ IGNORED: dict[str, str] = {
         --spec-draft-cpu-moe -cmoed --cpu-moe-draft $SPEC_DRAFT_CPU_MOE
         --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft VALUE \
             $SPEC_DRAFT_N_CPU_MOE
-        --spec-draft-n-max VALUE $SPEC_DRAFT_N_MAX
-        --spec-draft-n-min VALUE $SPEC_DRAFT_N_MIN
-        --spec-draft-p-split --draft-p-split VALUE $SPEC_DRAFT_P_SPLIT
-        --spec-draft-p-min --draft-p-min VALUE $SPEC_DRAFT_P_MIN
-        --spec-draft-backend-sampling !--no-spec-draft-backend-sampling \
-            $SPEC_DRAFT_BACKEND_SAMPLING
-        --spec-draft-sampling VALUE $SPEC_DRAFT_SAMPLING
         --spec-draft-device -devd --device-draft VALUE
         --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft VALUE \
             $N_GPU_LAYERS_DRAFT
         --spec-draft-type-k -ctkd --cache-type-k-draft VALUE $SPEC_DRAFT_CACHE_TYPE_K
         --spec-draft-type-v -ctvd --cache-type-v-draft VALUE $SPEC_DRAFT_CACHE_TYPE_V
+    """,
+    "drafts are one text, drawn as the model will draw": """
+        --spec-draft-p-split --draft-p-split VALUE $SPEC_DRAFT_P_SPLIT
+        --spec-draft-backend-sampling !--no-spec-draft-backend-sampling \
+            $SPEC_DRAFT_BACKEND_SAMPLING
+        --spec-draft-sampling VALUE $SPEC_DRAFT_SAMPLING
+    """,
+    "of drafts out of the text there is ngram-simple": """
         --spec-ngram-mod-n-min VALUE
         --spec-ngram-mod-n-max VALUE
         --spec-ngram-mod-n-match VALUE
-        --spec-ngram-simple-size-n VALUE
-        --spec-ngram-simple-size-m VALUE
-        --spec-ngram-simple-min-hits VALUE
         --spec-ngram-map-k-size-n VALUE
         --spec-ngram-map-k-size-m VALUE
         --spec-ngram-map-k-min-hits VALUE
         --spec-ngram-map-k4v-size-n VALUE
         --spec-ngram-map-k4v-size-m VALUE
         --spec-ngram-map-k4v-min-hits VALUE
-        --draft --draft-n --draft-max VALUE $DRAFT_MAX
-        --draft-min --draft-n-min VALUE $DRAFT_MIN
-        --spec-ngram-size-n VALUE
-        --spec-ngram-size-m VALUE
-        --spec-ngram-min-hits VALUE
     """,
     "llama-server itself chooses where samplers run": """
         -bs --backend-sampling $BACKEND_SAMPLING
@@ -213,13 +206,11 @@ REFUSED: dict[str, str] = {
     "phaseloop pull --list shows what is there": """
         -cl --cache-list
     """,
-    "there is no drafter; leave it out": """
-        --spec-draft-model -md --model-draft VALUE $SPEC_DRAFT_MODEL
-        --spec-draft-hf -hfd -hfrd --hf-repo-draft VALUE $SPEC_DRAFT_HF_REPO
-        --spec-type VALUE $SPEC_TYPE =none
-        --spec-default
+    "drafts are accepted where they are right; leave it out": """
         --spec-synth-len VALUE $SPEC_SYNTH_LEN
         --spec-synth-rates VALUE $SPEC_SYNTH_RATES
+    """,
+    "drafts come out of the request's own text: --spec-type ngram-simple": """
         -lcs --lookup-cache-static VALUE
         -lcd --lookup-cache-dynamic VALUE
     """,

@@ -22,6 +22,7 @@ from .flags import (
     used,
 )
 from .flags_answers import ANSWERS, CONTEXT_MAX
+from .flags_speculation import SPECULATION
 
 PORT_MAX = 65_535
 MS_MAX = 10**9
@@ -300,4 +301,4 @@ RECORDS = Group(
         ),
     ),
 )
-USED = (MODEL, ENGINE, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)
+USED = (MODEL, ENGINE, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)

@@ -1,5 +1,6 @@
 """From settings to a loaded model on the CPU; imported late, as it needs numpy, gguf and ggml."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ from phaseloop.engine.slot_file import Directory
 from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
-from phaseloop.model.plan import CONTEXT_STEP, Plan, available_memory, plan_memory
+from phaseloop.model.plan import (
+    CONTEXT_STEP,
+    Plan,
+    available_memory,
+    plan_memory,
+    with_drafter,
+)
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.ggml_regions import CacheKind
@@ -22,6 +29,7 @@ from phaseloop.text.vocabulary import VocabularyError
 
 from .errors import UserError
 from .models import resolve
+from .serve_draft import Draft, drafter_of, open_draft
 from .serve_loaded import Facts, Loaded, Reporter
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
@@ -70,9 +78,10 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     if settings.context_shift and model.dimensions.recurrence is not None:
         why = "nothing can be dropped from recurrent states; answers end where the context does"
         reporter.warn("no context shift", why=why)
+    draft = open_draft(settings, vocabulary)
     cache = cache_kind(settings, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO
-    sizes = planned(weights, model, settings, cache, slot_count, reporter)
+    sizes = planned(weights, model, settings, cache, slot_count, reporter, draft)
     options = CpuOptions(
         slot_count=slot_count,
         context_length=sizes.sequence,
@@ -88,7 +97,15 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     )
     ends = frozenset(vocabulary.end_ids)
     with CheckProgress(weights.size_bytes, reporter) as progress:
-        engine = engine_over(weights, model, ChainSampler(), options, progress.at, ends)
+        engine = engine_over(
+            weights,
+            model,
+            ChainSampler(),
+            options,
+            progress.at,
+            ends,
+            drafting=partial(drafter_of, settings, draft, model, options, ends),
+        )
     saved = settings.slot_save_path
     return Loaded(
         engine,
@@ -109,12 +126,13 @@ def planned(
     cache: CacheKind,
     slot_count: int,
     reporter: Reporter,
+    draft: Draft | None = None,
 ) -> Sizes:
     """A context that fits into memory: the stated one, or as much of the trained one as does."""
 
     repack = settings.repack
 
-    def plan(context: int) -> Plan:
+    def plan_of(weights: Weights, model: Model, context: int) -> Plan:
         return plan_memory(
             weights,
             model,
@@ -125,6 +143,12 @@ def planned(
             available_bytes=available_memory(),
             repack=repack,
         )
+
+    def plan(context: int) -> Plan:
+        found = plan_of(weights, model, context)
+        if draft is None:
+            return found
+        return with_drafter(found, plan_of(draft.weights, draft.model, context))
 
     wanted = settings.context or model.context_length
     found = plan(wanted)

@@ -23,6 +23,7 @@ from .errors import UserError
 from .flags import Group, Parsed, Reader, nearest
 from .flags_foreign import FOREIGN
 from .flags_serve import USED
+from .flags_speculation import KINDS
 from .simulate_options import POLICY_OPTIONS, adjusted
 
 SLOTS_AUTO = 4
@@ -78,6 +79,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     reuse_generated: bool = False
     cache_ram: int | None = None
     slot_prompt_similarity: float = 0.1
+
+    spec_type: tuple[str, ...] = ()
+    spec_default: bool = False
+    model_draft: str | None = None
+    hf_repo_draft: str | None = None
+    draft_n_max: int = 3
+    draft_n_min: int = 0
+    draft_p_min: float = 0.0
+    ngram_size_n: int = 12
+    ngram_size_m: int = 48
+    ngram_min_hits: int = 1
 
     policy: str | None = None
     tg_quantum_ms: int | None = None
@@ -156,6 +168,20 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: str = "3"
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """The kinds, in the order in which they are asked."""
+        named = set(self.spec_type)
+        if self.spec_default:
+            named.add("ngram-simple")
+        if self.has_draft_model:
+            named.add("draft-simple")
+        return tuple(kind for kind in KINDS if kind in named)
+
+    @property
+    def has_draft_model(self) -> bool:
+        return self.model_draft is not None or self.hf_repo_draft is not None
+
+    @property
     def slot_count(self) -> int | None:
         """As stated; None where it is left to phaseloop."""
         return None if self.slots == -1 else self.slots
@@ -198,8 +224,25 @@ def check(settings: Settings, parsed: Parsed) -> None:
         raise UserError("--chat-template goes without --chat-template-file")
     if settings.ubatch > settings.batch and "--ubatch-size" in parsed.given:
         raise UserError(f"-ub {settings.ubatch} is above -b {settings.batch}; lower it")
+    check_drafts(settings)
     policy_of(settings)
     sampling_of(settings)
+
+
+def check_drafts(settings: Settings) -> None:
+    if not settings.drafters:
+        return
+    if settings.sim is not None:
+        raise UserError("--spec-type and -md go with a model: --sim drafts as its engine says")
+    if settings.model_draft is not None and settings.hf_repo_draft is not None:
+        raise UserError("-md and -hfd both name a draft model; give one")
+    if "draft-simple" in settings.drafters and not settings.has_draft_model:
+        raise UserError("--spec-type draft-simple: name the draft model, with -md FILE")
+    if settings.draft_n_min > settings.draft_n_max and settings.has_draft_model:
+        raise UserError(
+            f"--spec-draft-n-min {settings.draft_n_min} is above --spec-draft-n-max "
+            f"{settings.draft_n_max}: no draft would be verified; lower it"
+        )
 
 
 # --- what the settings make -----------------------------------------------------------------------

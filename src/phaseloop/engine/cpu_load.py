@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -20,6 +21,7 @@ from .sampler import Sampler
 from .snapshots import Snapshots
 from .speculate import USUAL, Terms
 
+Drafting: TypeAlias = Callable[[GgmlBackend], tuple[Drafter | None, Terms]]
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -92,16 +94,17 @@ def engine_over(
     progress: Callable[[int, int], None] = lambda done, total: None,
     end_tokens: frozenset[int] | None = None,
     backend: GgmlBackend | None = None,
-    drafter: Drafter | None = None,
-    terms: Terms = USUAL,
+    drafting: Drafting = lambda backend: (None, USUAL),
 ) -> ModelEngine:
     """As load_cpu_engine, for whoever has looked at the weights before, or made the backend.
 
-    `drafter` has a place for each slot, and is closed by whoever made it.
+    `drafting` is asked, once the backend is there, who drafts for it and on what terms; a drafter
+    has a place for each slot.
     """
     weights.check_values(progress)
     if backend is None:
         backend = backend_over(weights, model, options)
+    drafter, terms = drafting(backend)
     return ModelEngine(
         backend,
         sampler,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from msgspec import Struct
+from msgspec.structs import replace
 
 from phaseloop.ops.delta_states import CELLS_PER_REGION, NEWEST_KEPT
 from phaseloop.ops.interface import Dimensions
@@ -43,6 +44,7 @@ class Plan(Struct, frozen=True):
     available_bytes: int | None  # None where nobody knows
     states_bytes: int = 0  # of all slots
     copies_bytes: int = 0
+    drafter_bytes: int = 0  # a model that drafts; its cache is in position_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -51,7 +53,7 @@ class Plan(Struct, frozen=True):
     @property
     def total_bytes(self) -> int:
         fixed = self.weights_bytes + self.copies_bytes + self.states_bytes + self.scratch_bytes
-        return fixed + self.cache_bytes
+        return fixed + self.drafter_bytes + self.cache_bytes
 
     @property
     def fits(self) -> bool:
@@ -76,6 +78,8 @@ class Plan(Struct, frozen=True):
         ]
         if self.states_bytes:
             parts.insert(-1, f"recurrent states {size(self.states_bytes)}")
+        if self.drafter_bytes:
+            parts.insert(-1, f"draft model {size(self.drafter_bytes)}")
         free = self.available_bytes
         known = "" if free is None else f" of {size(free)} available"
         return f"{', '.join(parts)}: {size(self.total_bytes)}{known}"
@@ -107,6 +111,15 @@ def plan_memory(
         available_bytes=available_bytes,
         states_bytes=slot_count * STATES_PER_SLOT * state_bytes(model.dimensions),
         copies_bytes=copies_bytes(weights) if repack else 0,
+    )
+
+
+def with_drafter(plan: Plan, drafter: Plan) -> Plan:
+    """What a model takes beside another one that drafts for it, whose plan has the same sizes."""
+    return replace(
+        plan,
+        position_bytes=plan.position_bytes + drafter.position_bytes,
+        drafter_bytes=drafter.total_bytes - drafter.cache_bytes - PROCESS_BYTES,
     )
 
 
