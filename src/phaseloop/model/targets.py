@@ -5,6 +5,7 @@ and a network does not multiply by (a convolution, a block that only drafts) is 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from phaseloop.ops.interface import (
     Activation,
@@ -28,8 +29,11 @@ class Targets(Ops[None]):
         network(self)
         self.matrices -= self.embeddings
 
-    def embed(self, weight: str) -> None:
-        self.embeddings.add(weight)
+    def embed(self, weight: str, by: Literal["token", "position"] = "token") -> None:
+        if by == "token":
+            self.embeddings.add(weight)
+
+    def first_row(self, weight: str) -> None: ...
 
     def given(self) -> None: ...
 
@@ -45,6 +49,8 @@ class Targets(Ops[None]):
         return (None,) * len(sizes)
 
     def rms_norm(self, x: None, weight: str, epsilon: float) -> None: ...
+
+    def layer_norm(self, x: None, weight: str, bias: str | None, epsilon: float) -> None: ...
 
     def heads(self, x: None, count: int) -> None: ...
 
@@ -66,6 +72,8 @@ class Targets(Ops[None]):
     def scale(self, x: None, factor: float) -> None: ...
 
     def soft_cap(self, x: None, cap: float) -> None: ...
+
+    def activated(self, x: None, activation: Activation) -> None: ...
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 

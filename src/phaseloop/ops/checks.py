@@ -50,6 +50,11 @@ def check_spans(
             )
 
 
+def output_width(dimensions: Dimensions) -> int:
+    """Of each row that a network gives."""
+    return dimensions.output_width or dimensions.vocabulary
+
+
 def output_rows(spans: Sequence[Span]) -> list[int]:
     """Rows of the batch whose logits are wanted; its last row if there are none."""
     rows: list[int] = []

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from .adapters import Adapter, list_of
-from .checks import check_spans, output_rows
+from .checks import check_spans, output_rows, output_width
 from .delta_states import MARKS_MAX, NO_SHIFT, Leg, States
 from .gather import Gathered
 from .ggml_adapters import AdapterGraph, place, unstable_kinds
@@ -163,9 +163,11 @@ class GgmlBackend:
     def _forward(self, spans: Sequence[Span], *, shows_hidden: bool) -> Gathered:
         adapter_count = len(self._adapters)
         check_spans(spans, self._dimensions, self._regions.count, self._capacity, adapter_count)
-        found = Gathered(spans, self._dimensions.vocabulary)
+        dimensions = self._dimensions
+        found = Gathered(spans, output_width(dimensions))
         legs = {} if self._states is None else self._states.begin(spans)
-        for one in cut(spans, self._rows_max, apart=self._attention == "tiled"):
+        apart, whole = self._attention == "tiled", dimensions.whole_lanes
+        for one in cut(spans, self._rows_max, apart=apart, whole=whole):
             self._run(one, found, legs, shows_hidden)
             if self._states is not None:
                 self._states.passed(legs, one.pieces)

@@ -7,12 +7,13 @@ model, the checked weights and the `Shape` of the batch.
 
 import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import output_width
 from .ggml_adapters import AdapterGraph
 from .ggml_delta import DeltaGraph
 from .ggml_library import array_at
@@ -42,6 +43,13 @@ NO_NODE: Node = ctypes.POINTER(ggml.ggml_tensor)()
 TILE_WIDTH_STEP = 16  # where values of a head are a multiple of what any CPU computes at once
 UNPACKED_BYTES_MAX = 64 << 20  # keys and values of one group
 ROPE_ADJACENT, ROPE_HALVES = 0, 2
+UNARY: dict[Activation, Callable[[ggml.ggml_context_p, Node], Node]] = {
+    "silu": ggml.ggml_silu,
+    "gelu": ggml.ggml_gelu,
+    "gelu_erf": ggml.ggml_gelu_erf,
+    "sigmoid": ggml.ggml_sigmoid,
+    "tanh": ggml.ggml_tanh,
+}
 ROWS_MANY = 3
 
 
@@ -91,9 +99,18 @@ class GgmlOps:
             context, graph, weights, state_planes, recurrence, shape.lane_rows
         )
 
-    def embed(self, weight: str) -> Node:
-        found = ggml.ggml_get_rows(self._c, self._weights[weight], self._tokens)
-        return self._adapters.lookup(weight, self._tokens, found)
+    def embed(self, weight: str, by: Literal["token", "position"] = "token") -> Node:
+        rows = self._tokens if by == "token" else self._positions
+        found = ggml.ggml_get_rows(self._c, self._weights[weight], rows)
+        return self._adapters.lookup(weight, rows, found)
+
+    def first_row(self, weight: str) -> Node:
+        matrix = self._weights[weight]
+        width = matrix.contents.ne[0]
+        return ggml.ggml_cast(
+            self._c, ggml.ggml_view_2d(self._c, matrix, width, 1, matrix.contents.nb[1], 0),
+            ggml.GGML_TYPE_F32,
+        )  # fmt: skip
 
     def given(self) -> "Node | None":
         return self._given
@@ -111,6 +128,10 @@ class GgmlOps:
         return ggml.ggml_mul(
             self._c, ggml.ggml_rms_norm(self._c, x, epsilon), self._weights[weight]
         )
+
+    def layer_norm(self, x: Node, weight: str, bias: str | None, epsilon: float) -> Node:
+        normed = ggml.ggml_mul(self._c, ggml.ggml_norm(self._c, x, epsilon), self._weights[weight])
+        return normed if bias is None else self.add(normed, self._weights[bias])
 
     def heads(self, x: Node, count: int) -> Node:
         width, rows = x.contents.ne[0], x.contents.ne[1]
@@ -182,12 +203,15 @@ class GgmlOps:
     def soft_cap(self, x: Node, cap: float) -> Node:
         return self.scale(ggml.ggml_tanh(self._c, self.scale(x, 1.0 / cap)), cap)
 
+    def activated(self, x: Node, activation: Activation) -> Node:
+        return UNARY[activation](self._c, x)
+
     def gated(self, gate: Node, up: Node, activation: Activation) -> Node:
         if activation == "silu":
             return ggml.ggml_swiglu_split(self._c, gate, up)
-        if activation == "sigmoid":
-            return ggml.ggml_mul(self._c, up, ggml.ggml_sigmoid(self._c, gate))
-        return ggml.ggml_geglu_split(self._c, gate, up)
+        if activation == "gelu":
+            return ggml.ggml_geglu_split(self._c, gate, up)
+        return ggml.ggml_mul(self._c, up, self.activated(gate, activation))
 
     def experts(self, x: Node, spec: Experts) -> Node:
         c, used = self._c, spec.used
@@ -252,7 +276,7 @@ class GgmlOps:
             states=self._delta and self._delta.inputs(),
             given=None if self._given is None else self._rows_of(self._given),
             hidden=tuple(self._rows_of(self._shown[point]) for point in self._taps),
-            logits=array_at(logits, FLOAT32).reshape(-1, self._dimensions.vocabulary),
+            logits=array_at(logits, FLOAT32).reshape(-1, output_width(self._dimensions)),
         )
 
     def _wanted(self, x: Node) -> Node:

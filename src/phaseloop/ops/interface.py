@@ -27,7 +27,7 @@ Tensor = TypeVar("Tensor")
 Region: TypeAlias = int
 Tap: TypeAlias = int  # where hidden rows are seen: at the input of a layer, from 0, or FINAL
 Rows: TypeAlias = NDArray[np.float32]
-Activation: TypeAlias = Literal["silu", "gelu", "sigmoid"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_erf", "sigmoid", "tanh"]
 AdapterList: TypeAlias = tuple[tuple[int, float], ...]  # (which adapter, its scale), by the former
 FINAL: Tap = -1  # after the last norm, before the head
 
@@ -116,11 +116,10 @@ class DeltaNet(Struct, frozen=True):
 
 
 class Recurrence(Struct, frozen=True):
-    """The sizes of a model's gated delta nets, of which it has `layer_count`.
+    """HK key heads and HV value heads, all of width S; value head h reads key head h % HK.
 
-    HK key heads and HV value heads, all of width S; value head h reads key head h % HK.  A
-    convolution over K rows mixes C channels: the queries', the keys' and the values'.  A sequence's
-    state has per layer a matrix [S, S] per value head and the last K - 1 rows of the channels.
+    A convolution over K rows mixes C channels: the queries', the keys' and the values'.  A state
+    has per layer a matrix [S, S] per value head and the last K - 1 rows of the channels.
     """
 
     layer_count: int
@@ -150,6 +149,8 @@ class Dimensions(Struct, frozen=True):
     vocabulary: int
     recurrence: Recurrence | None = None
     given_width: int = 0  # of the rows that come along with tokens; 0: none can
+    output_width: int = 0  # of the rows that the network gives; 0: it gives logits
+    whole_lanes: bool = False  # all rows of a lane see each other: they go into one pass
 
 
 class Span(Struct, frozen=True):
@@ -181,9 +182,11 @@ class Span(Struct, frozen=True):
 class Ops(Protocol[Tensor]):
     """The vocabulary of networks.  Weights are named; `None` for a bias means none."""
 
-    def embed(self, weight: str) -> Tensor:
-        """[V, D] -> [T, D]: the rows of the batch's tokens."""
+    def embed(self, weight: str, by: Literal["token", "position"] = "token") -> Tensor:
+        """[V, D] -> [T, D]: the row of each token of the batch, or of its position."""
         ...
+
+    def first_row(self, weight: str) -> Tensor: ...  # [N, D] -> [1, D]
 
     def given(self) -> Tensor | None:
         """[T, W]: the rows that came along with the tokens, if some did."""
@@ -195,6 +198,10 @@ class Ops(Protocol[Tensor]):
 
     def rms_norm(self, x: Tensor, weight: str, epsilon: float) -> Tensor:
         """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, [T, D] or [T, H, DK]."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: str, bias: str | None, epsilon: float) -> Tensor:
+        """(x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias over the last axis."""
         ...
 
     def heads(self, x: Tensor, count: int) -> Tensor:
@@ -236,24 +243,20 @@ class Ops(Protocol[Tensor]):
         """Cut the last axis into parts of these sizes, whose sum it is."""
         ...
 
-    def flat(self, x: Tensor) -> Tensor:
-        """[T, H, DK] -> [T, H * DK]."""
-        ...
+    def flat(self, x: Tensor) -> Tensor: ...  # [T, H, DK] -> [T, H * DK]
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """[T, D], [T, E] -> [T, D + E]."""
-        ...
+    def join(self, x: Tensor, y: Tensor) -> Tensor: ...  # [T, D], [T, E] -> [T, D + E]
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...  # y may be one row
+
+    def activated(self, x: Tensor, activation: Activation) -> Tensor: ...
 
     def scale(self, x: Tensor, factor: float) -> Tensor: ...
 
-    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap)."""
-        ...
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor: ...  # cap * tanh(x / cap)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up; gelu is the tanh approximation.  gate may have one column."""
+        """activation(gate) * up; gelu is the tanh approximation.  sigmoid's may be one column."""
         ...
 
     def experts(self, x: Tensor, spec: Experts) -> Tensor:
@@ -278,7 +281,7 @@ class Ops(Protocol[Tensor]):
 
 class Network(Protocol):
     def __call__(self, ops: Ops[Tensor], /) -> Tensor:
-        """-> logits [O, V]."""
+        """-> logits [O, V], or rows of another width (Dimensions)."""
         ...
 
 

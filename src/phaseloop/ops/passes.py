@@ -17,13 +17,16 @@ class Pass(Struct, frozen=True):
     lanes: tuple[int, ...]
 
 
-def cut(spans: Sequence[Span], rows_max: int, *, apart: bool) -> list[Pass]:
+def cut(spans: Sequence[Span], rows_max: int, *, apart: bool, whole: bool = False) -> list[Pass]:
     """Every lane's rows in order, in passes of at most `rows_max` rows.
 
-    `apart`: generated rows and prompts' rows share no pass.  Within a pass, pieces are in order of
-    their regions, so that neighbours can be attended together.
+    `apart`: generated rows and prompts' rows share no pass.  `whole`: no lane is cut, even if it
+    has more rows than that.  Within a pass, pieces are in order of their regions, so that
+    neighbours can be attended together.
     """
     numbered = sorted(enumerate(spans), key=lambda item: item[1].region)
+    if whole:
+        return fill_whole(numbered, rows_max)
     if not apart:
         return fill(numbered, rows_max)
     generated = [item for item in numbered if item[1].generated]
@@ -49,6 +52,19 @@ def fill(numbered: Sequence[tuple[int, Span]], rows_max: int) -> list[Pass]:
     if pieces:
         passes.append(Pass(tuple(pieces), tuple(lanes)))
     return passes
+
+
+def fill_whole(numbered: Sequence[tuple[int, Span]], rows_max: int) -> list[Pass]:
+    passes: list[list[tuple[int, Span]]] = []
+    room = 0
+    for lane, span in numbered:
+        count = len(span.tokens)
+        if not passes or count > room:
+            passes.append([])
+            room = rows_max
+        passes[-1].append((lane, span))
+        room -= count
+    return [Pass(tuple(span for _, span in one), tuple(lane for lane, _ in one)) for one in passes]
 
 
 def next_mark(span: Span, taken: int) -> int:

@@ -4,7 +4,9 @@ It is also the fallback where ggml is missing.  Slow, and exact enough that any 
 is the other backend's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -36,6 +38,7 @@ from .passes import cut
 from .rope import angles, magnitude, turn
 
 Doubles = NDArray[np.float64]
+erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def unpack(weight: Weight) -> Doubles:
@@ -202,7 +205,9 @@ class ReferenceOps:
             [np.arange(span.start, span.start + len(span.tokens)) for span in spans]
         )
 
-    def embed(self, weight: str) -> Doubles:
+    def embed(self, weight: str, by: Literal["token", "position"] = "token") -> Doubles:
+        if by == "position":
+            return self._weights[weight][self._positions]
         found = self._weights[weight][self._tokens]
         for adapter, scale in self._adapters:
             if weight in adapter.embeddings:
@@ -220,6 +225,15 @@ class ReferenceOps:
         for a, b in self._factors(weight):
             product = product + (x @ a.T) @ b.T
         return product if bias is None else product + self._weights[bias]
+
+    def first_row(self, weight: str) -> Doubles:
+        return self._weights[weight][:1]
+
+    def layer_norm(self, x: Doubles, weight: str, bias: str | None, epsilon: float) -> Doubles:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = np.mean(centred * centred, axis=-1, keepdims=True)
+        normed = centred / np.sqrt(variance + epsilon) * self._weights[weight]
+        return normed if bias is None else normed + self._weights[bias]
 
     def rms_norm(self, x: Doubles, weight: str, epsilon: float) -> Doubles:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
@@ -294,6 +308,9 @@ class ReferenceOps:
 
     def soft_cap(self, x: Doubles, cap: float) -> Doubles:
         return cap * np.tanh(x / cap)
+
+    def activated(self, x: Doubles, activation: Activation) -> Doubles:
+        return activate(x, activation)
 
     def gated(self, gate: Doubles, up: Doubles, activation: Activation) -> Doubles:
         return activate(gate, activation) * up
@@ -376,4 +393,8 @@ def activate(x: Doubles, activation: Activation) -> Doubles:
         return x / (1 + np.exp(-x))
     if activation == "sigmoid":
         return 1 / (1 + np.exp(-x))
+    if activation == "tanh":
+        return np.tanh(x)
+    if activation == "gelu_erf":
+        return 0.5 * x * (1 + erf(x / np.sqrt(2)))
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
