@@ -53,7 +53,7 @@ def drawn(figure: Figure) -> bytes:
 def runs(report: Report) -> Figure:
     names = report.measured
     first = report.samples(names[0])[0]
-    height = max(1.0, min(2.5, 0.14 * len(first.reads) + 0.5))
+    height = max(1.0, min(2.0, 0.14 * len(first.reads) + 0.5))
     figure = Figure(figsize=(WIDTH_IN, height * len(names) + 0.8), layout="constrained")
     axes = figure.subplots(len(names), 1, sharex=True, squeeze=False)
     for axis, name in zip(axes[:, 0], names, strict=True):
