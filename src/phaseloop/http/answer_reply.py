@@ -64,6 +64,7 @@ class Reply:
                     wanted.seed,
                     wanted.sampling,
                     prompt.text,
+                    speculation=wanted.speculation,
                 )
                 for prompt in prompts
             ]

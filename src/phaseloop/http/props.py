@@ -16,7 +16,12 @@ async def properties(request: Request) -> Response:
 def properties_of(served: Served, options: HttpOptions) -> dict[str, object]:
     card, vocabulary, template = served.model, served.tokenizer.vocabulary, served.template
     special, limits = vocabulary.special, served.service.limits
-    params = settings_json(served.defaults, seed=served.default_seed, limit=served.default_limit)
+    params = settings_json(
+        served.defaults,
+        seed=served.default_seed,
+        limit=served.default_limit,
+        drafters=served.service.description.drafters,
+    )
     params |= {
         "n_keep": 0,
         "ignore_eos": False,

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import Request
+from phaseloop.engine.draft import Speculation
 from phaseloop.engine.settings import Sampling
 from phaseloop.text.stops import StopStrings
 
@@ -29,6 +30,7 @@ class Wanted(Struct, frozen=True):
 
     shape: Shape
     sampling: Sampling
+    speculation: Speculation
     seed: int | None  # None: drawn for this request
     choices: int
     limit: int | None
@@ -77,6 +79,7 @@ def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -
     return Wanted(
         shape=shape,
         sampling=sampling,
+        speculation=speculation_of(fields),
         seed=seed_of(fields, served.default_seed),
         choices=choices_of(fields, limits.slot_count),
         limit=None if limit < 0 else limit,
@@ -144,6 +147,19 @@ def refuse_what_comes_later(fields: Fields) -> None:
     if kind != "text":
         known = "text, json_object or json_schema"
         raise invalid_field(f"{place}.type", f"must be {known}, not {shown(kind)}")
+
+
+def speculation_of(fields: Fields) -> Speculation:
+    """As llama-server took them while drafts could be asked for per request."""
+
+    def count(name: str) -> int | None:
+        _, value = fields.found(name)
+        return None if value is None else fields.bounded(name, default=0, low=0)
+
+    p_min: float | None = None
+    if fields.found("speculative.p_min")[1] is not None:
+        p_min = fields.held_real("speculative.p_min", default=0.0, low=0.0, high=1.0)
+    return Speculation(count("speculative.n_max"), count("speculative.n_min"), p_min)
 
 
 def stops_of(fields: Fields) -> tuple[str, ...]:

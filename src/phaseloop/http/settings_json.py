@@ -20,14 +20,18 @@ ALWAYS: Json = {
     "chat_format": "Content-only",
     "reasoning_in_content": False,
     "generation_prompt": "",
-    "speculative.types": "none",
     "backend_sampling": False,
     "lora": [],
 }
 
 
-def settings_json(sampling: Sampling, *, seed: int | None, limit: int | None) -> Json:
-    """`seed` None: drawn for each request.  `limit` in tokens, None without one."""
+def settings_json(
+    sampling: Sampling, *, seed: int | None, limit: int | None, drafters: str
+) -> Json:
+    """`seed` None: drawn for each request.  `limit` in tokens, None without one.
+
+    `drafters` are the server's, as Description has them.
+    """
     n_predict = -1 if limit is None else limit
     return {
         "seed": SEED_RANDOM if seed is None else seed,
@@ -56,4 +60,5 @@ def settings_json(sampling: Sampling, *, seed: int | None, limit: int | None) ->
         "samplers": sampling.samplers,
         "post_sampling_probs": sampling.post_sampling_probs,
         **ALWAYS,
+        "speculative.types": drafters,
     }

@@ -58,7 +58,12 @@ def task_of(service: Service, seat: Seat) -> dict[str, object]:
     if stream is not None:
         content = stream.content
         limit = s.request.output_limit
-        shown["params"] = settings_json(content.sampling, seed=content.seed, limit=limit)
+        shown["params"] = settings_json(
+            content.sampling,
+            seed=content.seed,
+            limit=limit,
+            drafters=service.description.drafters,
+        )
         if service.state.limits.draft_tokens:
             shown["drafts"] = drafts_of(stream.timing, s.choice)
     return shown

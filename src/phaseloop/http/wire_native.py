@@ -52,7 +52,11 @@ class Native:
             "model": reply.model,
             "tokens_predicted": answer.predicted,
             "tokens_evaluated": length,
-            "generation_settings": settings_of(reply.wanted, part.stream.content.seed),
+            "generation_settings": settings_of(
+                reply.wanted,
+                part.stream.content.seed,
+                reply.served.service.description.drafters,
+            ),
             "prompt": part.prompt.shown,
             "has_new_line": answer.has_new_line,
             "truncated": answer.truncated,

@@ -7,13 +7,13 @@ from .request_fields import Json
 from .settings_json import settings_json
 
 
-def settings_of(wanted: Wanted, seed: int) -> Json:
+def settings_of(wanted: Wanted, seed: int, drafters: str) -> Json:
     """Under llama-server's names.
 
     `seed` is the one that was used, so that asking again with it gives the same answer.
     """
     return {
-        **settings_json(wanted.sampling, seed=seed, limit=wanted.limit),
+        **settings_json(wanted.sampling, seed=seed, limit=wanted.limit, drafters=drafters),
         "dry_sequence_breakers": wanted.breaker_texts,
         "stop": wanted.stop_texts,
         "n_keep": wanted.keep,
