@@ -82,6 +82,8 @@ class ModelFile:
         for full, value in (named | self.root).items():
             if isinstance(value, str):
                 writer.add_string(full, value)
+            elif isinstance(value, bool):
+                writer.add_bool(full, value)
             elif isinstance(value, float):
                 writer.add_float32(full, value)
             elif isinstance(value, list):

@@ -7,10 +7,21 @@ is a mixture of experts; so a layer is data, and this file walks it.
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from phaseloop.ops.interface import Activation, Attention, Experts, Ops, Rope, Tensor, Weight
 
-from .shape import EMBEDDING, Model, Shape, dimensions_of, expect_ends, head_of, score_scale
+from .embedding import Head, apply_head, classifier, expect_classifier, pooling_of
+from .shape import (
+    EMBEDDING,
+    Encoding,
+    Model,
+    Shape,
+    dimensions_of,
+    expect_ends,
+    head_of,
+    score_scale,
+)
 from .weights import Expected, Weights
 
 
@@ -51,7 +62,7 @@ class Layer(Struct, frozen=True):
 
 class Decoder(Struct, frozen=True):
     layers: tuple[Layer, ...]
-    head: str
+    head: str | Head | None  # None: the rows behind the last norm are wanted
     epsilon: float
 
     def __call__(self, ops: Ops[Tensor], /) -> Tensor:
@@ -65,8 +76,10 @@ class Decoder(Struct, frozen=True):
                 x, attended = ops.outputs(x), ops.outputs(attended)
             x = ops.add(x, attended)
             x = ops.add(x, feed(ops, ops.rms_norm(x, layer.feed_norm, self.epsilon), layer.feed))
-        x = ops.rms_norm(x, "output_norm.weight", self.epsilon)
-        return ops.linear(self.head, ops.final(x))
+        x = ops.final(ops.rms_norm(x, "output_norm.weight", self.epsilon))
+        if isinstance(self.head, Head):
+            return apply_head(ops, x, self.head)
+        return x if self.head is None else ops.linear(self.head, x)
 
 
 def attend(ops: Ops[Tensor], x: Tensor, layer: AttentionLayer) -> Tensor:
@@ -183,7 +196,7 @@ def decoder_model(
     for index in range(shape.layer_count):
         expected |= expect_attention(shape, index, biases=biases, head_norms=head_norms)
         expected |= expect_feed(shape, index)
-    weights.check(expected)
+    weights.check(expected | expect_classifier(weights, architecture, shape.width))
     spec = Attention(scale=score_scale(shape.key_length))
     layers = tuple(
         Layer(
@@ -194,9 +207,19 @@ def decoder_model(
         )
         for index in range(shape.layer_count)
     )
+    network = Decoder(layers, head_of(weights), shape.epsilon)
+    head = classifier(weights, architecture)
     return Model(
         architecture=architecture,
-        network=Decoder(layers, head_of(weights), shape.epsilon),
+        network=network,
         dimensions=dimensions_of(shape, (rope,) * shape.layer_count),
         context_length=shape.context_length,
+        encoding=Encoding(
+            rows=replace(network, head=None),
+            width=shape.width,
+            pooling=pooling_of(weights, architecture),
+            scores=head and replace(network, head=head),
+            label_count=head.label_count if head else 0,
+            shares=architecture == "qwen3",  # as those who made rankers of it have it
+        ),
     )

@@ -21,10 +21,12 @@ from .decoder import (
     feed,
     feed_layer,
 )
+from .embedding import pooling_of
 from .shape import (
     CONTEXT_LENGTH_MAX,
     EMBEDDING,
     LAYER_COUNT_MAX,
+    Encoding,
     Model,
     Shape,
     dimensions_of,
@@ -51,7 +53,7 @@ class Layer(Struct, frozen=True):
 
 class Gemma3(Struct, frozen=True):
     layers: tuple[Layer, ...]
-    head: str
+    head: str | None  # None: the rows behind the last norm are wanted
     epsilon: float
     embedding_scale: float
     logit_cap: float | None
@@ -68,7 +70,10 @@ class Gemma3(Struct, frozen=True):
             fed = feed(ops, ops.rms_norm(x, layer.feed_norm, self.epsilon), layer.feed)
             x = ops.add(x, ops.rms_norm(fed, layer.fed_norm, self.epsilon))
         x = ops.rms_norm(x, "output_norm.weight", self.epsilon)
-        logits = ops.linear(self.head, ops.final(x))
+        x = ops.final(x)
+        if self.head is None:
+            return x
+        logits = ops.linear(self.head, x)
         return logits if self.logit_cap is None else ops.soft_cap(logits, self.logit_cap)
 
 
@@ -99,17 +104,19 @@ def gemma3(weights: Weights) -> Model:
             layers.append(layer_of(weights, shape, index, local, replace(spec, window=window)))
         else:
             layers.append(layer_of(weights, shape, index, rope, spec))
+    network = Gemma3(
+        layers=tuple(layers),
+        head=head_of(weights),
+        epsilon=shape.epsilon,
+        embedding_scale=math.sqrt(shape.width),
+        logit_cap=cap(weights, "gemma3.final_logit_softcapping"),
+    )
     return Model(
         architecture="gemma3",
-        network=Gemma3(
-            layers=tuple(layers),
-            head=head_of(weights),
-            epsilon=shape.epsilon,
-            embedding_scale=math.sqrt(shape.width),
-            logit_cap=cap(weights, "gemma3.final_logit_softcapping"),
-        ),
+        network=network,
         dimensions=dimensions_of(shape, tuple(layer.attention.rope for layer in layers)),
         context_length=shape.context_length,
+        encoding=Encoding(replace(network, head=None), shape.width, pooling_of(weights, "gemma3")),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from .bert import bert, nomic_bert
 from .gemma3 import gemma3
 from .llama import llama
 from .qwen import qwen2, qwen3, qwen3moe
@@ -17,6 +18,8 @@ ARCHITECTURES: dict[str, Callable[[Weights], Model]] = {
     "qwen35": qwen35,
     "qwen35moe": qwen35moe,
     "gemma3": gemma3,
+    "bert": bert,
+    "nomic-bert": nomic_bert,
 }
 
 

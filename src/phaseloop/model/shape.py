@@ -1,7 +1,7 @@
 """Hyperparameters that the supported architectures share, read from metadata and bounded."""
 
 import math
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,6 +10,7 @@ from phaseloop.ops.interface import Dimensions, Network, Rope
 
 from .weights import DOWNLOAD, OTHER, Expected, Weights
 
+Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
 LAYER_COUNT_MAX = 1024
 WIDTH_MAX = 1 << 20
 CONTEXT_LENGTH_MAX = 1 << 26
@@ -35,6 +36,17 @@ class Shape(Struct, frozen=True):
     expert_used: int = 0
 
 
+class Encoding(Struct, frozen=True):
+    """What a model gives instead of logits (model/embedding.py)."""
+
+    rows: Network  # [O, width]: each token's row behind the last norm
+    width: int
+    pooling: Pooling | None  # what the file says is to be made of them
+    scores: Network | None = None  # [O, label_count]: what a classifier makes of each row
+    label_count: int = 0
+    shares: bool = False  # scores are softmax'd over the labels
+
+
 class Model(Struct, frozen=True):
     """A network with all that an engine and a backend need to know of it."""
 
@@ -42,9 +54,11 @@ class Model(Struct, frozen=True):
     network: Network
     dimensions: Dimensions
     context_length: int
+    encoding: Encoding | None = None  # None: it only generates
+    generates: bool = True  # an encoder does not
 
 
-def read_shape(weights: Weights, architecture: str) -> Shape:
+def read_shape(weights: Weights, architecture: str, norm: str = "layer_norm_rms_epsilon") -> Shape:
     def count(key: str, high: int, default: int | None = None, low: int = 1) -> int:
         return weights.count(f"{architecture}.{key}", low, high, default)
 
@@ -64,7 +78,7 @@ def read_shape(weights: Weights, architecture: str) -> Shape:
         value_length=count("attention.value_length", WIDTH_MAX, key_length),
         vocabulary=read_vocabulary(weights),
         context_length=count("context_length", CONTEXT_LENGTH_MAX),
-        epsilon=weights.number(f"{architecture}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        epsilon=weights.number(f"{architecture}.attention.{norm}", 0.0, 1.0),
         expert_count=expert_count,
         expert_used=count("expert_used_count", expert_count) if expert_count else 0,
     )
