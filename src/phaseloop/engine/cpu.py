@@ -20,6 +20,7 @@ from phaseloop.ops.delta_states import NO_SHIFT
 from phaseloop.ops.interface import Aborted, Backend, BackendError, Snapshot, Span
 
 from .cpu_draws import NOTHING, Check, Drawn, Draws, refused
+from .cpu_hidden import forward, shown
 from .cpu_slot import Saved, Slot, Source
 from .draft import Computed, Drafter, Followed, NoDrafts
 from .protocol import Content, Description, Outcome, RoundError, Seated
@@ -254,7 +255,7 @@ class ModelEngine:
         starts = [slot.length for slot in slots]
         drafts = self._speculator.propose(going, slots)
         spans = [self._span(*one) for one in zip(going, slots, drafts, strict=True)]
-        logits = self._backend.forward(spans)
+        logits, hidden = forward(self._backend, spans, self._drafter)
         checks: dict[int, Check] = {}
         row = 0
         for index, slot, span, guessed in zip(runnable, slots, spans, drafts, strict=True):
@@ -272,8 +273,10 @@ class ModelEngine:
             drawn[index] = one
         self._speculator.follow(
             [
-                Computed(slot.region, slot.tokens, start, span.generated)
-                for slot, span, start in zip(slots, spans, starts, strict=True)
+                Computed(slot.region, slot.tokens, start, span.generated, rows)
+                for slot, span, start, rows in zip(
+                    slots, spans, starts, shown(hidden, spans, starts, slots), strict=True
+                )
             ]
         )
         return drawn
