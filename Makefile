@@ -11,7 +11,7 @@ STAMP := $(VENV)/.$(subst $(comma),+,$(EXTRAS))
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint fmt check traces bench kernels clean
+.PHONY: help setup demo test test-all lint fmt check traces bench kernels gpu-check clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +52,9 @@ bench: setup  ## measure the budgets and write docs/performance.md; ARGS="--only
 
 kernels: setup  ## compile all kernels for Volta and write their figures to docs/kernels.md
 	$(BIN)/python benchmarks/kernels_page.py $(ARGS)
+
+gpu-check:  ## check the kernels on this machine's GPU, and measure what they reach; no setup needed
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu_check.py $(ARGS)
 
 clean:  ## remove what was made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

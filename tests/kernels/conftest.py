@@ -28,7 +28,6 @@ NO_DEVICE = "performs nothing on a device; `make test` runs it"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--phaseloop-device", choices=DEVICES, default="host")
-    parser.addoption("--phaseloop-device-index", type=int, default=0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,12 +49,15 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host | GpuHost]:
     if where == "host":
         yield Host(worker_count=WORKERS)
         return
+    lent = request.config.pluginmanager.get_plugin("phaseloop-device")  # of `make gpu-check`
+    if lent is not None:
+        yield GpuHost(lent.device)
+        return
     with pytest.MonkeyPatch.context() as patch:
         if where == "double":
             patch.setattr(cupy_device, "cubin", fake_cubin)
         cupy = Machine() if where == "double" else cupy_device.load_cupy()
-        index = request.config.getoption("--phaseloop-device-index", 0)
-        device = cupy_device.CupyDevice(cupy, index)
+        device = cupy_device.CupyDevice(cupy, 0)
         yield GpuHost(device)
         device.close()
 

@@ -35,12 +35,21 @@ class DriverError(CudaError):
     pass
 
 
+CURRENT: list["Stream"] = []  # as `with stream:` makes them
+
+
 class Stream:
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
         assert non_blocking, "a stream that waits for the null stream cannot overlap"
         self.ptr = id(self)
         self.queue, self.done, self.captured = deque(), 0, None
         STREAMS[self.ptr] = self
+
+    def __enter__(self):
+        CURRENT.append(self)
+
+    def __exit__(self, *_):
+        CURRENT.pop()
 
     def add(self, step):
         (self.queue if self.captured is None else self.captured).append(step)
@@ -178,11 +187,22 @@ def fake_cubin(source, entries, *, architecture):
 class Machine:
     """`cupy` for some devices.  `corrupts`: ordered pairs whose peer copies change a byte;
 
-    `reaches`: those that the driver offers; `free_bytes`: what can be allocated on each.
+    `reaches`: those that the driver offers; `free_bytes`: what can be allocated on each; `cublas`:
+    in its place, or there is none.  Whatever is done on a stream takes a millisecond.
     """
 
+    __version__ = "14.2.0"
+
     def __init__(
-        self, count=1, *, compute=(7, 0), cuda=12090, free_bytes=1 << 30, reaches=(), corrupts=()
+        self,
+        count=1,
+        *,
+        compute=(7, 0),
+        cuda=12090,
+        free_bytes=1 << 30,
+        reaches=(),
+        corrupts=(),
+        cublas=None,
     ):
         self.count, self.compute, self.cuda_version = count, compute, cuda
         self.free_bytes, self.reaches, self.corrupts = [free_bytes] * count, reaches, corrupts
@@ -190,7 +210,9 @@ class Machine:
         self.blocks, self.enabled, self.functions, self.copies = {}, set(), {}, []
         self.ndarray = Array
         driver = SimpleNamespace(CUDADriverError=DriverError, funcSetAttribute=self.set_attribute)
-        self.cuda = SimpleNamespace(
+        self.cuda = Cuda(
+            cublas=cublas,
+            get_elapsed_time=lambda start, end: float(end.place - start.place),
             runtime=Runtime(self),
             driver=driver,
             function=SimpleNamespace(Module=lambda: Module(self)),
@@ -225,6 +247,16 @@ class Machine:
         raise AssertionError(f"{address:#x} was never allocated")
 
 
+class Cuda(SimpleNamespace):
+    """cupy.cuda, which looks for libraries when they are asked for."""
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name == "cublas" and found is None:
+            raise ImportError("libcublas.so was not found")
+        return found
+
+
 class Current:
     def __init__(self, machine, index):
         self.machine, self.index = machine, index
@@ -255,7 +287,7 @@ class Runtime:
 
     def deviceGetAttribute(self, attrib, device):
         major, minor = self._machine.compute
-        return {75: major, 76: minor, 97: 96 << 10}[attrib]
+        return {38: 6 << 20, 75: major, 76: minor, 97: 96 << 10}[attrib]
 
     def malloc(self, size):
         machine = self._machine

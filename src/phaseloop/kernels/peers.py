@@ -87,7 +87,9 @@ def judge(
     cupy: Cupy, source: CupyDevice, target: CupyDevice, access: PeerAccess, size: int
 ) -> tuple[State, str]:
     runtime = cupy.cuda.runtime
-    if not runtime.deviceCanAccessPeer(target.index, source.index):
+    with target.current("asking for its peers"):
+        is_offered = runtime.deviceCanAccessPeer(target.index, source.index)
+    if not is_offered:
         return "impossible", "the driver offers no access"
     if not access.allows(source.index, target.index):
         return "not allowed", f"--peer-access {source.index}:{target.index} would allow it"
