@@ -7,8 +7,6 @@ tiled over key heads, so that head h reads key head h modulo their number; a que
 beside its gate.  Positions turn by interleaved M-RoPE, whose axes are one and the same for text.
 """
 
-import logging
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,12 +25,11 @@ from .qwen35_file import (
     Hybrid,
     block_name,
     expected_tensors,
+    has_only_draft,
     read_hybrid,
 )
 from .shape import EMBEDDING, OUTPUT_NORM, Model, dimensions_of, head_of, score_scale
 from .weights import Weights
-
-log = logging.getLogger(__name__)
 
 
 class GatedAttention(Struct, frozen=True):
@@ -152,13 +149,12 @@ def qwen35moe(weights: Weights) -> Model:
 
 def hybrid_model(weights: Weights, architecture: str) -> Model:
     """Raises ModelError where metadata or tensors are not as the architecture has them."""
+    if has_only_draft(weights, architecture):
+        raise weights.error(
+            "it has only the block that drafts for a model, not the model", "name it by -md"
+        )
     hybrid = read_hybrid(weights, architecture)
     weights.check(expected_tensors(weights, hybrid))
-    if hybrid.draft_blocks:
-        log.info(
-            "%s: its block for multi-token prediction is not used: speculation comes later",
-            weights.path,
-        )
     shape = hybrid.shape
     dimensions = dimensions_of(shape, (hybrid.rope,) * hybrid.is_recurrent.count(False))
     return Model(
@@ -177,16 +173,20 @@ def layers_of(weights: Weights, hybrid: Hybrid) -> tuple[Layer, ...]:
             mixer = delta_layer(index, place, hybrid.recurrence, hybrid.shape.epsilon)
         else:
             mixer = gated_attention(weights, hybrid, index, place, hybrid.rope)
-        layers.append(
-            Layer(
-                norm=block_name(index, "attn_norm"),
-                mixer=mixer,
-                feed_norm=block_name(index, "post_attention_norm"),
-                feed=experts_or_dense(weights, hybrid, index),
-                shared=shared_expert(index) if hybrid.shape.expert_count else None,
-            )
-        )
+        layers.append(layer_of(weights, hybrid, index, mixer))
     return tuple(layers)
+
+
+def layer_of(
+    weights: Weights, hybrid: Hybrid, index: int, mixer: GatedAttention | DeltaLayer
+) -> Layer:
+    return Layer(
+        norm=block_name(index, "attn_norm"),
+        mixer=mixer,
+        feed_norm=block_name(index, "post_attention_norm"),
+        feed=experts_or_dense(weights, hybrid, index),
+        shared=shared_expert(index) if hybrid.shape.expert_count else None,
+    )
 
 
 def gated_attention(

@@ -36,12 +36,16 @@ def block_name(index: int, part: str) -> str:
     return f"blk.{index}.{part}.weight"
 
 
+def has_only_draft(weights: Weights, architecture: str) -> bool:
+    """Whether a file has the block that drafts for a model, without that model."""
+    drafts = weights.count(f"{architecture}.nextn_predict_layers", 0, LAYER_COUNT_MAX, 0)
+    return drafts > 0 and block_name(0, "attn_norm") not in weights.tensors
+
+
 def read_hybrid(weights: Weights, architecture: str) -> Hybrid:
     shape = read_shape(weights, architecture)
     blocks = shape.layer_count
     drafts = weights.count(f"{architecture}.nextn_predict_layers", 0, blocks, 0)
-    if drafts and block_name(0, "attn_norm") not in weights.tensors:
-        raise weights.error("it has only the block that drafts for a model, not the model", OTHER)
     shape = replace(shape, layer_count=blocks - drafts)
     if shape.key_length != shape.value_length:
         raise weights.error(
@@ -140,6 +144,11 @@ def expected_tensors(weights: Weights, hybrid: Hybrid) -> dict[str, Expected]:
         else:
             expected |= expect_gated_attention(weights, hybrid.shape, index)
         expected |= expect_norms_and_feed(weights, hybrid, index)
+    return expected | expect_draft_blocks(weights, hybrid)
+
+
+def expect_draft_blocks(weights: Weights, hybrid: Hybrid) -> dict[str, Expected]:
+    expected: dict[str, Expected] = {}
     trunk = hybrid.shape.layer_count
     for index in range(trunk, trunk + hybrid.draft_blocks):
         expected |= expect_gated_attention(weights, hybrid.shape, index)
