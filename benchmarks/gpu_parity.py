@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 from gpu_progress import Progress
@@ -74,11 +75,8 @@ class Watch:
 
 def reason_of(told: object) -> str:
     """Of a skipped test's `longrepr`: file, line and words."""
-    match told:
-        case (_, _, str(words)):
-            return words.removeprefix("Skipped: ")
-        case _:
-            return str(told)
+    words = cast(tuple[str, int, str], told)[2] if isinstance(told, tuple) else str(told)
+    return words.removeprefix("Skipped: ")
 
 
 def run_tests(
