@@ -48,7 +48,7 @@ def rows() -> list[tuple[str, Any, str]]:
     """Each name, its default, and what its limits are said to be."""
     found = []
     for names, default, limits, _ in table(PAGE, "fields"):
-        found += [(name, json.loads(default), limits) for name in re.findall(r"`(\w+)`", names)]
+        found += [(name, json.loads(default), limits) for name in re.findall(r"`([\w.]+)`", names)]
     return found
 
 

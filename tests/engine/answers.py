@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import FinishReason, Request
 from phaseloop.engine.cpu import ModelEngine
-from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import limits_of
-from phaseloop.engine.settings import Likelihood, Sampling
+from phaseloop.engine.settings import Likelihood, Sampling, Speculation
 from phaseloop.engine.snapshots import Snapshots
 from phaseloop.runtime.gateway import Begun, Delivered, Stream, Submission
 from phaseloop.runtime.prefixes import PrefixIndex

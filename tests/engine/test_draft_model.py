@@ -21,11 +21,12 @@ from test_speculation import HOT, PENALISED, SLOTS, TOKENS, Model, jobs
 
 from phaseloop.core.vocabulary import Lane, SeatRequest
 from phaseloop.engine.cpu_load import CpuOptions, backend_over
-from phaseloop.engine.draft import Computed, Speculation, Wish
+from phaseloop.engine.draft import Computed, Wish
 from phaseloop.engine.draft_model import LAG_MAX, DraftModel
 from phaseloop.engine.protocol import Content
 from phaseloop.engine.sampler import Draw
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.settings import Speculation
 from phaseloop.engine.speculate import Terms
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights

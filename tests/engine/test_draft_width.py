@@ -65,5 +65,9 @@ def test_where_drafts_do_not_pay_one_is_tried_now_and_then():
     assert max(widths) == 1
 
 
+def test_drafts_that_cost_nothing_are_always_made():
+    assert fed(Width(), 3, 0).drafts(7, 0.0) == 7
+
+
 def test_none_are_tried_where_none_are_allowed():
     assert Width(1.0, 0.0, REST).drafts(0, 0.3) == 0

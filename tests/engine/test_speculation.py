@@ -21,10 +21,9 @@ from test_p3 import SUBJECT, prompt
 
 from phaseloop.core.vocabulary import Lane, Produced, SeatRequest
 from phaseloop.engine.cpu_load import CpuOptions, engine_over
-from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import Content
 from phaseloop.engine.sampling import ChainSampler
-from phaseloop.engine.settings import Breaker
+from phaseloop.engine.settings import Breaker, Speculation
 from phaseloop.engine.speculate import Terms
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights

@@ -1,6 +1,6 @@
 """The flags of `phaseloop serve` about drafts: guesses that one pass verifies several of."""
 
-from .flags import SWITCH, Group, Kind, fraction, integer, listed, nearest, text, used
+from .flags import SWITCH, Group, Kind, fraction, integer, listed, nearest, own, text, used
 
 N_MAX = 64  # drafts of one lane: each has a row of logits
 NGRAM_MAX = 1024
@@ -74,6 +74,12 @@ SPECULATION = Group(
             "draft_p_min",
             "a model's drafts end before one that it holds less likely",
             env="LLAMA_ARG_SPEC_DRAFT_P_MIN",
+        ),
+        own(
+            "draft-cost",
+            fraction(0, 100),
+            "time of a draft more, as a part of a round without any, by which each request's "
+            "number of drafts goes (measured at the start); 0: always the most",
         ),
         used(
             "--spec-ngram-size-n --spec-ngram-simple-size-n",

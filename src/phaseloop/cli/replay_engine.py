@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phaseloop.engine.cpu_load import CpuOptions, engine_over
+from phaseloop.engine.draft_recorded import RecordedDrafts
 from phaseloop.engine.protocol import Engine, EngineDied
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.speculate import Terms
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import Weights, open_weights
@@ -47,8 +49,10 @@ def run_engine(args: Namespace) -> int:
         reader = Reader(args.trace, source)
         header = reader.header
         check_content(args.trace, header)
-        engine = loaded(args, header)
-        replay = EngineReplay(engine)
+        most = header.limits.draft_tokens
+        drafts = RecordedDrafts(most) if most else None
+        engine = loaded(args, header, drafts)
+        replay = EngineReplay(engine, drafts)
         fold = Fold(reader, force=args.force, tell=replay.tell)
         size = args.trace.stat().st_size
         try:
@@ -84,7 +88,7 @@ def check_content(trace: Path, header: Header) -> None:
         )
 
 
-def loaded(args: Namespace, header: Header) -> Engine:
+def loaded(args: Namespace, header: Header, drafts: RecordedDrafts | None) -> Engine:
     """The engine the trace was made with, as far as the header tells; refused if it is another."""
     if args.model is None:
         raise UserError("--engine wants the model's file, too: -m model.gguf")
@@ -108,7 +112,13 @@ def loaded(args: Namespace, header: Header) -> Engine:
         check_model(args, header, weights.digest())
         with bar("weights") as report:
             engine = engine_over(
-                weights, load_model(weights), ChainSampler(), options, report, ends_of(weights)
+                weights,
+                load_model(weights),
+                ChainSampler(),
+                options,
+                report,
+                ends_of(weights),
+                drafting=lambda backend: (drafts, Terms(cost=0.0)),
             )
     except (ModelError, BackendError) as error:
         raise UserError(str(error)) from None

@@ -70,18 +70,20 @@ def drafter_of(
 ) -> tuple[Drafter | None, Terms]:
     """Who drafts, and on what terms; None if nobody does.  `options` are the target's."""
     drafters: list[Drafter] = []
-    cost = 0.0
+    cost = row_cost(target) if settings.drafters else 0.0
     for kind in settings.drafters:
         if kind == "ngram-simple":
             drafters.append(NgramDrafter(ngrams_of(settings), options.slot_count))
         if kind == "draft-simple" and draft is not None:
             draft.weights.check_values()
             backend = backend_over(draft.weights, draft.model, options)
-            cost = max(cost, draft_cost(target, backend))
+            cost += draft_cost(target, backend)
             drafters.append(model_drafter(settings, draft, backend, model, options, end_tokens))
     if not drafters:
         return None, Terms()
-    terms = Terms(settings.draft_n_min, settings.draft_p_min, cost + row_cost(target))
+    if settings.draft_cost is not None:
+        cost = settings.draft_cost
+    terms = Terms(settings.draft_n_min, settings.draft_p_min, cost)
     return (drafters[0] if len(drafters) == 1 else Drafters(drafters)), terms
 
 

@@ -87,6 +87,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     draft_n_max: int = 3
     draft_n_min: int = 0
     draft_p_min: float = 0.0
+    draft_cost: float | None = None
     ngram_size_n: int = 12
     ngram_size_m: int = 48
     ngram_min_hits: int = 1

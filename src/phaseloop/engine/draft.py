@@ -21,14 +21,6 @@ from phaseloop.ops.interface import Rows
 from .sampler import Draw
 
 
-class Speculation(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a request says about drafts; None where it leaves that to the server."""
-
-    n_max: int | None = None  # most drafts of a round; 0: none
-    n_min: int | None = None  # fewer are not worth verifying
-    p_min: float | None = None  # a model's drafts end before one it holds less likely
-
-
 class Computed(Struct, frozen=True):
     """Tokens of one slot that the target has just computed, and that stay: sequence[start:].
 

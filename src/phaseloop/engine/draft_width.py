@@ -29,6 +29,8 @@ class Width(Struct, frozen=True, gc=False):
 
     def drafts(self, most: int, cost: float) -> int:
         """At most `most`; 0 while the sequence does better without."""
+        if cost <= 0.0:
+            return most
         best = best_width(self.chance, most, cost)
         return min(1, most) if not best and self.rested >= REST else best
 

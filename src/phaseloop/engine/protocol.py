@@ -30,8 +30,7 @@ from phaseloop.core.vocabulary import (
     SlotIndex,
 )
 
-from .draft import Speculation
-from .settings import GREEDY, Adapters, Likelihood, Sampling
+from .settings import GREEDY, Adapters, Likelihood, Sampling, Speculation
 from .snapshots import Kept
 
 PromptState: TypeAlias = Kept  # of a whole prompt, outside any slot; immutable

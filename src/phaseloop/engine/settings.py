@@ -68,6 +68,14 @@ class Sampling(Struct, frozen=True, gc=False, omit_defaults=True):
 GREEDY = Sampling(temperature=0.0)
 
 
+class Speculation(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a request says about drafts; None where it leaves that to the server."""
+
+    n_max: int | None = None  # most drafts of a round; 0: none
+    n_min: int | None = None  # fewer are not worth verifying
+    p_min: float | None = None  # a model's drafts end before one it holds less likely
+
+
 class Likelihood(Struct, frozen=True, gc=False, array_like=True):
     """How likely a token was that was drawn: natural logarithms of probabilities.
 

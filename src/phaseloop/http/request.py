@@ -6,8 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import Request
-from phaseloop.engine.draft import Speculation
-from phaseloop.engine.settings import Sampling
+from phaseloop.engine.settings import Sampling, Speculation
 from phaseloop.text.stops import StopStrings
 
 from .errors import invalid_field, not_supported

@@ -1,14 +1,14 @@
 """What the prompts of a call yield, in one order; and what ends it early."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from starlette.types import Receive
 
 from phaseloop.core.state import Limits
-from phaseloop.runtime.gateway import Call, Ended, Item
+from phaseloop.runtime.gateway import Call, Delivered, Ended, Item
 
 from .answer_ends import COMPLETE, failure
 from .answer_reply import Part
@@ -26,13 +26,28 @@ async def items_of(parts: Sequence[Part], limits: Limits) -> AsyncGenerator[Take
     async for part, item in taken:
         if isinstance(item, Ended) and item.reason not in COMPLETE:
             raise failure(item.reason, part.stream.request, limits)
-        yield part, item
+        if isinstance(item, Delivered) and len(item.ids) > 1:
+            for one in singly(item):
+                yield part, one
+        else:
+            yield part, item
     for part in parts:
         outcome = part.stream.outcome
         if outcome is None:
             raise ClientLeft
         if outcome not in COMPLETE:
             raise failure(outcome, part.stream.request, limits)
+
+
+def singly(delivered: Delivered) -> Iterator[Delivered]:
+    """Tokens of one round, with drafts, as if they came one by one.
+
+    So an answer ends where it would have ended: within a round, at the token that completes a stop
+    string.
+    """
+    for place, token in enumerate(delivered.ids):
+        likelihoods = delivered.likelihoods[place : place + 1]
+        yield Delivered(delivered.choice, 1, (token,), likelihoods)
 
 
 async def _items_of_one(part: Part) -> AsyncGenerator[Taken]:

@@ -32,9 +32,8 @@ from phaseloop.core.vocabulary import (
     RequestId,
     StopMatched,
 )
-from phaseloop.engine.draft import Speculation
 from phaseloop.engine.protocol import Content, PromptState
-from phaseloop.engine.settings import GREEDY, Adapters, Likelihood, Sampling
+from phaseloop.engine.settings import GREEDY, Adapters, Likelihood, Sampling, Speculation
 
 from .adapter_lists import AdapterLists
 from .calls import Generated

@@ -10,6 +10,7 @@ after it waits behind it.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ from phaseloop.core.vocabulary import (
     RoundFailed,
     SeatRequest,
 )
+from phaseloop.engine.draft_recorded import RecordedDrafts
 from phaseloop.engine.protocol import Content, Engine, Outcome, Seated
 from phaseloop.runtime.calls import Answered, Broken, SeatJob, do_quick, run_round
 from phaseloop.runtime.trace_content import AnyContentLine, GeneratedLine, PromptLine, TokenIds
@@ -76,10 +78,12 @@ class EngineReplay:
     `differences` holds the first of each choice, in the order in which they were found.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, drafts: RecordedDrafts | None = None) -> None:
+        """`drafts`: the engine's drafter, where the recorded one had some."""
         self.compared = Compared()
         self.differences: list[Difference] = []
         self._engine = engine
+        self._drafts = drafts
         self._contents: dict[RequestId, Content] = {}
         self._ids: GeneratedLine | None = None  # of the round whose completion comes next
         self._waiting: deque[Waiting] = deque()
@@ -161,9 +165,11 @@ class EngineReplay:
             return
         if ids is None and any(lane.outputs for lane in launch.lanes):
             raise MissingContent(f"line {step.line}: round {event.round_id}")
+        expected = ((),) * len(launch.lanes) if ids is None else ids.ids
+        if self._drafts is not None:
+            self._drafts.tell(accepted(launch, event, expected))
         outcome = run_round(self._engine, launch)
         self.compared.rounds += 1
-        expected = ((),) * len(launch.lanes) if ids is None else ids.ids
         rows = zip(launch.lanes, event.results, expected, strict=False)
         for index, (lane, result, ids_of_lane) in enumerate(rows):
             got = outcome_of(outcome, index)
@@ -217,6 +223,18 @@ class EngineReplay:
         if key not in self._differing:
             self._differing.add(key)
             self.differences.append(difference)
+
+
+def accepted(
+    launch: LaunchRound, event: RoundCompleted, ids: Sequence[TokenIds]
+) -> dict[Choice, TokenIds]:
+    """Per lane all tokens but the one that was drawn last, which an end token hides."""
+    return {
+        (lane.request_id, lane.choice): made
+        if isinstance(result, Produced) and result.finish
+        else made[:-1]
+        for lane, result, made in zip(launch.lanes, event.results, ids, strict=False)
+    }
 
 
 def outcome_of(outcome: Outcome | Broken, index: int) -> tuple[Result, TokenIds]:
