@@ -30,7 +30,7 @@ from phaseloop.core.vocabulary import (
     SlotIndex,
 )
 
-from .settings import GREEDY, Adapters, Likelihood, Sampling, Speculation
+from .settings import GREEDY, Adapters, Likelihood, Pooling, Sampling, Speculation, Vectors
 from .snapshots import Kept
 
 PromptState: TypeAlias = Kept  # of a whole prompt, outside any slot; immutable
@@ -65,6 +65,8 @@ class Description(Struct, frozen=True):
     forks_anywhere: bool = False
     cache_ram_bytes: int = 0  # most that prefixes in host RAM may take
     can_shift: bool = True  # sequences can lose their middle (context shift)
+    whole_prompts: bool = False  # a prompt is computed in one round: its rows see each other
+    pooling: Pooling | None = None  # what encode rounds give; None: there can be none
     reuses_generated: bool = False  # a prompt may find state that was computed as generated tokens
     # What makes the bits of an answer depend on its company, in words; nothing where P3 holds.
     unstable: tuple[str, ...] = ()
@@ -107,6 +109,7 @@ class Outcome(Struct, frozen=True):
     # Beside each of these ids how likely it was, for lanes that asked; () if none did.
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
     drafted: tuple[int, ...] = ()  # as RoundCompleted has it
+    vectors: tuple[Vectors | None, ...] = ()  # per lane of an encode round that ends its prompt
     duration_ns: int | None = None  # None: what the worker measures
     step_ns: int | None = None  # None: an abort changes nothing
 
@@ -129,9 +132,10 @@ class Engine(Protocol):
     def run(self, launch: LaunchRound) -> Outcome:
         """Compute one round.  What each kind of lane means is said at Lane in core/vocabulary.py.
 
-        Lanes of prefill, encode, fork, restore, save and shift produce no tokens; of sample, one;
-        of decode, one to `outputs`; a mixed round's prefill lane with `outputs=1`, one.  A lane
-        whose text ends sets `finish`; then `tokens` counts those before the end, possibly none.
+        Lanes of prefill, encode, fork, restore, save and shift produce no tokens (one of encode
+        that ends its prompt gives vectors); of sample, one; of decode, one to `outputs`; a mixed
+        round's prefill lane with `outputs=1`, one.  A lane whose text ends sets `finish`; then
+        `tokens` counts those before the end, possibly none.
         Limits on length are not the engine's business.
         """
         ...
@@ -180,4 +184,5 @@ def limits_of(description: Description) -> Limits:
         can_save=description.can_save,
         shares_pages=description.shares_pages,
         forks_anywhere=description.forks_anywhere,
+        whole_prompts=description.whole_prompts,
     )

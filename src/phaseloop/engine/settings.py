@@ -3,6 +3,8 @@
 The defaults are llama-server's (build 11434).  Whoever makes these has checked the ranges.
 """
 
+from array import array
+from sys import byteorder
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -63,6 +65,25 @@ class Sampling(Struct, frozen=True, gc=False, omit_defaults=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added); -inf forbids it
     n_probs: int = 0  # how many alternatives to report with each token; 0 reports nothing
     post_sampling_probs: bool = False  # report after the samplers instead of before them
+
+
+Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+
+
+class Vectors(Struct, frozen=True, gc=False):
+    """What an encode round gave a prompt: rows of `width` numbers, float32, little-endian."""
+
+    width: int
+    data: bytes
+
+    @property
+    def rows(self) -> list[list[float]]:
+        values = array("f", self.data)
+        if byteorder == "big":
+            values.byteswap()
+        starts = range(0, len(values), self.width)
+        return [values[start : start + self.width].tolist() for start in starts]
 
 
 GREEDY = Sampling(temperature=0.0)

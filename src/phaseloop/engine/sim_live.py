@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import (
+    Failed,
     Lane,
     LaunchRound,
     Produced,
@@ -24,10 +25,11 @@ from phaseloop.core.vocabulary import (
 )
 
 from .protocol import Content, Description, Outcome, RoundError, Seated
-from .settings import Likelihood
+from .settings import Likelihood, Pooling
 from .sim import ACCEPT_KEY, EMPTY_SEATS, SimModel, describe
 from .sim_cost import duration_ns, jittered_ns
 from .sim_draws import draw, successes
+from .sim_vectors import vectors_of
 
 LENGTH_KEY, SENTENCE_KEY = 4, 5
 SENTENCES_MIN, SENTENCES_MAX = 2, 12
@@ -76,12 +78,22 @@ class Seat:
 class LiveSimEngine:
     """Implements engine.protocol.Engine.
 
-    `speed` divides every duration; 0 stands for rounds that take no time at all.
+    `speed` divides every duration; 0 stands for rounds that take no time at all.  `pooling`: what
+    encode rounds give; None: they fail.
     """
 
-    def __init__(self, model: SimModel, prose: Prose, *, speed: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: SimModel,
+        prose: Prose,
+        *,
+        speed: float = 1.0,
+        seed: int = 0,
+        pooling: Pooling | None = None,
+    ) -> None:
         self._model = model
-        self._description = replace(describe(model), name=f"sim-{model.name}")
+        self._pooling: Pooling | None = pooling
+        self._description = replace(describe(model), name=f"sim-{model.name}", pooling=pooling)
         self._prose = prose
         self._speed = speed
         self._seed = seed
@@ -129,7 +141,9 @@ class LiveSimEngine:
             case "shift":
                 for lane in launch.lanes:
                     del self._slots[lane.slot].tokens[lane.start : lane.start + lane.count]
-            case "encode" | "fork":
+            case "encode":
+                return self._encode(launch.lanes)
+            case "fork":
                 pass  # a seat has known its whole prompt from the beginning
         return Outcome((Produced(),) * len(launch.lanes))
 
@@ -164,6 +178,18 @@ class LiveSimEngine:
             certain = taken if seat.wants_likelihood else ()
             likelihoods.append(tuple(Likelihood(CERTAIN, ((token, CERTAIN),)) for token in certain))
         return Outcome(tuple(results), tuple(tokens), tuple(likelihoods))
+
+    def _encode(self, lanes: Sequence[Lane]) -> Outcome:
+        if self._pooling is None:
+            return Outcome((Failed("this server gives no embeddings"),) * len(lanes))
+        seats = [self._slots[lane.slot] for lane in lanes]
+        vectors = tuple(
+            vectors_of(seat.tokens, self._pooling)
+            if lane.start + lane.count == len(seat.tokens)
+            else None
+            for lane, seat in zip(lanes, seats, strict=True)
+        )
+        return Outcome((Produced(),) * len(lanes), vectors=vectors)
 
     def _tokens(self, seat: Seat, outputs: int) -> tuple[tuple[int, ...], bool]:
         """The next token, and one more per accepted draft."""

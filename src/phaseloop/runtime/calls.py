@@ -21,7 +21,7 @@ from phaseloop.core.vocabulary import (
     SeatRequest,
 )
 from phaseloop.engine.protocol import Content, Engine, EngineDied, Outcome, RoundError, Seated
-from phaseloop.engine.settings import Likelihood
+from phaseloop.engine.settings import Likelihood, Vectors
 
 Choice: TypeAlias = tuple[RequestId, int]
 
@@ -33,9 +33,10 @@ class Generated(Struct, frozen=True):
 
     ids: tuple[int, ...] = ()
     likelihoods: tuple[Likelihood, ...] = ()
+    vectors: Vectors | None = None  # of a prompt that was encoded
 
     def first(self, count: int) -> "Generated":
-        return Generated(self.ids[:count], self.likelihoods[:count])
+        return Generated(self.ids[:count], self.likelihoods[:count], self.vectors)
 
 
 NONE_GENERATED = Generated()
@@ -115,6 +116,7 @@ def run_round(engine: Engine, launch: LaunchRound) -> Outcome | Broken:
     lanes, results, tokens = len(launch.lanes), len(outcome.results), len(outcome.tokens)
     drafted = len(outcome.drafted)
     fits = tokens in (0, lanes) and drafted in (0, lanes)
+    fits = fits and len(outcome.vectors) in (0, lanes)
     if results != lanes or not fits or len(outcome.likelihoods) not in (0, tokens):
         what = f"{results} results, {tokens} token lists, {drafted} drafts for {lanes} lanes"
         return Broken(launch, what, outcome.duration_ns)
@@ -122,6 +124,9 @@ def run_round(engine: Engine, launch: LaunchRound) -> Outcome | Broken:
 
 
 def generated(launch: LaunchRound, outcome: Outcome) -> GeneratedByChoice:
+    if outcome.vectors:
+        made = zip(launch.lanes, outcome.vectors, strict=True)
+        return {(lane.request_id, lane.choice): Generated(vectors=one) for lane, one in made}
     if not outcome.tokens:
         return {}
     likelihoods = outcome.likelihoods or ((),) * len(outcome.tokens)

@@ -33,7 +33,14 @@ from phaseloop.core.vocabulary import (
     StopMatched,
 )
 from phaseloop.engine.protocol import Content, PromptState
-from phaseloop.engine.settings import GREEDY, Adapters, Likelihood, Sampling, Speculation
+from phaseloop.engine.settings import (
+    GREEDY,
+    Adapters,
+    Likelihood,
+    Sampling,
+    Speculation,
+    Vectors,
+)
 
 from .adapter_lists import AdapterLists
 from .calls import Generated
@@ -82,10 +89,11 @@ class Delivered(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """The last of one choice."""
+    """The last of one choice; with it comes what a prompt was encoded to."""
 
     choice: int
     reason: FinishReason
+    vectors: Vectors | None = None
 
 
 Item: TypeAlias = Begun | Progress | Delivered | Ended
@@ -282,8 +290,14 @@ class Gateway:
             self._prefixes.deliver(delivery, ids)
         stream.put(Delivered(delivery.choice, delivery.tokens, ids, likelihoods))
 
-    def finish_choice(self, request_id: RequestId, choice: int, reason: FinishReason) -> None:
-        self._streams[request_id].put(Ended(choice, reason))
+    def finish_choice(
+        self,
+        request_id: RequestId,
+        choice: int,
+        reason: FinishReason,
+        vectors: Vectors | None = None,
+    ) -> None:
+        self._streams[request_id].put(Ended(choice, reason, vectors))
 
     def finish_request(self, request_id: RequestId, reason: FinishReason) -> None:
         self._streams.pop(request_id).end(reason)

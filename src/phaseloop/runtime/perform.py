@@ -33,7 +33,7 @@ class Performer:
             case DeliverTokens():
                 self._deliver(effect)
             case FinishChoice():
-                self._gateway.finish_choice(effect.request_id, effect.choice, effect.reason)
+                self._finish(effect)
             case FinishRequest():
                 self._gateway.finish_request(effect.request_id, effect.reason)
             case SeatRequest():
@@ -48,6 +48,14 @@ class Performer:
                 pass  # the loop ends after this step, and with it whoever performs
             case _:
                 assert_never(effect)
+
+    def _finish(self, effect: FinishChoice) -> None:
+        """A prompt that was encoded ends in the step that completes its last round."""
+        request_id, choice = effect.request_id, effect.choice
+        vectors = None
+        if effect.reason == "stop":
+            vectors = self._worker.generated((request_id, choice), 0).vectors
+        self._gateway.finish_choice(request_id, choice, effect.reason, vectors)
 
     def _deliver(self, effect: DeliverTokens) -> None:
         for delivery in effect.deliveries:
