@@ -131,7 +131,8 @@ async def test_properties_are_those_of_llama_server():
     assert props["endpoint_metrics"] is True
     assert props["build_info"].startswith("b")
     assert props["phaseloop"] == {
-        "policy": "barrier-fair", "phase_control": False, "engine": "scripted", "unstable": []
+        "policy": "barrier-fair", "phase_control": False, "engine": "scripted", "pooling": None,
+        "unstable": []
     }  # fmt: skip
 
 

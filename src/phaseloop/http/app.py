@@ -15,6 +15,7 @@ from phaseloop.runtime.gateway import Stream
 
 from . import (
     completion_routes,
+    embedding_routes,
     health,
     later,
     metrics,
@@ -50,6 +51,7 @@ ROWS: tuple[Row, ...] = (
     *metrics.ROWS,
     *tokens.ROWS,
     *completion_routes.ROWS,
+    *embedding_routes.ROWS,
     *later.ROWS,
 )
 NEEDS_NO_MODEL = page.PATHS

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from .answer_call import Answered
 from .body import parse_object
 from .chat_reasoning import start_of
+from .errors import not_supported
 from .request import Shape, Wanted, wanted_of
 from .request_chat import conversation_of
 from .request_fields import Fields
@@ -49,6 +50,8 @@ ROWS = (
 
 async def generate(request: Request, shape: Shape) -> ASGIApp:
     served, http = served_of(request), options_of(request)
+    if served.service.description.pooling is not None:
+        raise not_supported("This server gives embeddings alone. Start it without `--embeddings`")
     raw = await request.body()
     now = datetime.now(tz=UTC).astimezone()
     prepared = await served.in_thread(prepare, raw, shape, served, http, now)

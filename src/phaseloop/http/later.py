@@ -31,8 +31,6 @@ async def set_properties(request: Request) -> Response:
     return json_response({"success": True})
 
 
-EMBEDDINGS = refuse("This server does not support embeddings yet")
-RERANK = refuse("This server does not support reranking yet")
 RESPONSES = refuse("This server does not support the Responses API yet; use /v1/chat/completions")
 MESSAGES = refuse("This server does not support the Messages API yet; use /v1/chat/completions")
 COUNTING = refuse("This server does not count a request's tokens yet; use /tokenize")
@@ -43,8 +41,6 @@ ROWS: tuple[Row, ...] = (
     get(lora_adapters, "/lora-adapters"),
     post(refuse("This server does not support adapters yet"), "/lora-adapters"),
     post(set_properties, "/props"),
-    post(EMBEDDINGS, "/embedding", "/embeddings", "/v1/embeddings"),
-    post(RERANK, "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     post(RESPONSES, "/v1/responses", "/responses"),
     post(MESSAGES, "/v1/messages"),
     post(COUNTING, "/v1/messages/count_tokens"),

@@ -35,7 +35,7 @@ def openai_record(served: Served) -> dict[str, object]:
 
 def ollama_record(served: Served) -> dict[str, object]:
     """Members are strings even where a number would do; what is not known is empty."""
-    card = served.model
+    card, pooling = served.model, served.service.description.pooling
     return {
         "name": card.name,
         "model": card.name,
@@ -45,7 +45,7 @@ def ollama_record(served: Served) -> dict[str, object]:
         "type": "model",
         "description": "",
         "tags": card.tags or [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion" if pooling is None else "embedding"],
         "parameters": "",
         "details": {
             "parent_model": "",

@@ -53,6 +53,7 @@ def properties_of(served: Served, options: HttpOptions) -> dict[str, object]:
             "policy": served.service.state.policy.name,
             "phase_control": options.phase_control,
             "engine": served.service.description.name,
+            "pooling": served.service.description.pooling,  # of embeddings; null: there are none
             # Why the bits of an answer may depend on its company; empty where they do not.
             "unstable": served.service.description.unstable,
         },

@@ -27,19 +27,23 @@ class Prompt(Struct, frozen=True):
     said: str = ""  # what the answer begins with, since it continues it
 
 
-def prompts_of(raw: object, tokenizer: Tokenizer, limits: Limits) -> tuple[Prompt, ...]:
+def prompts_of(
+    raw: object, tokenizer: Tokenizer, limits: Limits, place: str = "prompt"
+) -> tuple[Prompt, ...]:
     """Takes time in proportion to the text: call it in a thread.  Raises ApiError."""
     if raw is None:
-        raise invalid_field("prompt", "missing; it may be a string, a list of tokens, or several")
+        raise invalid_field(place, "missing; it may be a string, a list of tokens, or several")
     several = cast(list[object], raw) if isinstance(raw, list) else None
     if several is None or any(isinstance(one, int) for one in several):
-        return (prompt_of("prompt", cast(object, raw), tokenizer),)
+        return (prompt_of(place, cast(object, raw), tokenizer),)
     count_max = limits.queue_length_max + limits.slot_count
     if not several:
-        raise invalid_field("prompt", "must not be an empty list")
+        raise invalid_field(place, "must not be an empty list")
     if len(several) > count_max:
-        raise invalid_field("prompt", f"{len(several)} prompts, at most {count_max} can wait")
-    return tuple(prompt_of(f"prompt[{index}]", one, tokenizer) for index, one in enumerate(several))
+        raise invalid_field(place, f"{len(several)} prompts, at most {count_max} can wait")
+    return tuple(
+        prompt_of(f"{place}[{index}]", one, tokenizer) for index, one in enumerate(several)
+    )
 
 
 def prompt_of(place: str, raw: object, tokenizer: Tokenizer) -> Prompt:

@@ -79,6 +79,7 @@ class Served(Struct, frozen=True):
     prefills: bool = True  # a last message of the assistant is continued unasked
     reasoning_format: ReasoningFormat = "auto"  # of requests that name none
     template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
+    embd_normalize: int = 2  # of embeddings whose request does not say; 2: to length 1
     slot_files: SlotFiles | None = None  # None: slots are not saved to disk
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(BLOCKING_THREADS))
 
