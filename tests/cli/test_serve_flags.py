@@ -5,6 +5,7 @@ reader on made-up lines; the page of flags compared with the table.
 """
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ TYPED = {  # flags users type -> what becomes of them
     ),
     "refused": (
         "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj "
-        "-lcs --spec-synth-len --tools --embeddings --reranking --pooling --models-dir "
+        "-lcs --spec-synth-len --tools --models-dir "
         "--mirostat --rope-scaling --reasoning-budget"
     ),
 }
@@ -315,3 +316,31 @@ def test_the_help_names_every_flag_that_does_something_and_fits_a_terminal():
 def test_the_page_is_that_of_the_table():
     """`python -m phaseloop.cli.flags_help > docs/serve-flags.md` writes it anew."""
     assert (ROOT / "docs" / "serve-flags.md").read_text() == flags_help.page()
+
+
+ENCODING = {
+    "pooling alone": ("--pooling mean", "--pooling goes with --embeddings"),
+    "norm alone": ("--embd-normalize 1", "--embd-normalize goes with --embeddings"),
+    "both": ("--reranking --pooling cls", "--reranking is --pooling rank"),
+    "another pooling": ("--embeddings --pooling max", "possible are none, mean, cls, last, rank"),
+    "a norm": ("--embeddings --embd-normalize -2", "possible are -1 to 1024"),
+    "a shift": ("--embeddings --context-shift", "has no answers that could go on"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODING)
+def test_what_does_not_go_with_embeddings_is_refused(name):
+    line, problem = ENCODING[name]
+    with pytest.raises(UserError, match=re.escape(problem)):
+        read_settings(["--sim", "v100-qwen27b", *line.split()], {})
+
+
+def test_what_an_encoding_server_makes_of_texts():
+    def wanted(line):
+        settings, _ = read_settings(["-m", "x.gguf", *line.split()], {})
+        return settings.encodes, settings.wanted_pooling, settings.embd_normalize
+
+    assert wanted("") == (False, None, 2)
+    assert wanted("--embedding") == wanted("--embeddings") == (True, None, 2)
+    assert wanted("--embeddings --pooling last --embd-normalize -1") == (True, "last", -1)
+    assert wanted("--rerank") == wanted("--reranking --pooling rank") == (True, "rank", 2)

@@ -1,7 +1,7 @@
 """Flags of llama-server (build 11434) without a meaning here, and those that ask for what is not.
 
 A flag without any effect on phaseloop costs a warning, as a start script should go on working.  One
-that asks for other answers (an adapter, a grammar, embeddings) is refused: to serve without it
+that asks for other answers (an adapter, a grammar) is refused: to serve without it
 would be wrong in silence.
 
 One line is one flag: its spellings; those that unset it, with `!`; `$NAME` for the variable
@@ -179,7 +179,6 @@ IGNORED: dict[str, str] = {
     """,
     "nothing reads it without what it belongs to": """
         --spm-infill
-        --embd-normalize VALUE
         --lora-init-without-apply
         --adaptive-decay VALUE
         --mirostat-lr VALUE
@@ -234,11 +233,6 @@ REFUSED: dict[str, str] = {
     "models of text only": """
         -mm --mmproj VALUE $MMPROJ
         -mmu --mmproj-url VALUE $MMPROJ_URL
-    """,
-    "embeddings and ranking come later": """
-        --embedding --embeddings $EMBEDDINGS
-        --rerank --reranking $RERANKING
-        --pooling VALUE $POOLING =none
     """,
     "the model's file says how positions are turned; convert it with other values": """
         --rope-scaling VALUE $ROPE_SCALING_TYPE

@@ -22,6 +22,7 @@ from .flags import (
     used,
 )
 from .flags_answers import ANSWERS, CONTEXT_MAX
+from .flags_embedding import EMBEDDING
 from .flags_speculation import SPECULATION
 
 PORT_MAX = 65_535
@@ -301,4 +302,4 @@ RECORDS = Group(
         ),
     ),
 )
-USED = (MODEL, ENGINE, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)
+USED = (MODEL, ENGINE, EMBEDDING, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)

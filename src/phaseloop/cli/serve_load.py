@@ -113,7 +113,8 @@ def loader_of(settings: Settings) -> Load:
     if settings.sim is not None:
         return load_sim
     try:
-        return cast(Load, import_module("phaseloop.cli.serve_model").load)
+        kind = "serve_encoder" if settings.encodes else "serve_model"
+        return cast(Load, import_module(f"phaseloop.cli.{kind}").load)
     except ModuleNotFoundError as error:
         if error.name != "ggml":
             raise

@@ -1,7 +1,9 @@
 """From settings to a loaded model on the CPU; imported late, as it needs numpy, gguf and ggml."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -48,6 +50,9 @@ CACHE_KINDS: dict[str, CacheKind] = {
 }
 
 
+Read: TypeAlias = Callable[[Path, Settings, Reporter], Loaded]
+
+
 class Sizes(Struct, frozen=True):
     """What the memory plan decided.  Tokens."""
 
@@ -58,11 +63,16 @@ class Sizes(Struct, frozen=True):
 
 def load(settings: Settings, reporter: Reporter) -> Loaded:
     """Raises UserError, Interrupted."""
+    return load_by(load_file, settings, reporter)
+
+
+def load_by(read: Read, settings: Settings, reporter: Reporter) -> Loaded:
+    """As `read` loads a file, its errors being a user's."""
     path = resolve(
         settings.model, settings.hf_repo, settings.hf_file, settings.offline, settings.hf_token
     )
     try:
-        return load_file(path, settings, reporter)
+        return read(path, settings, reporter)
     except (ModelError, BackendError) as error:
         raise UserError(str(error)) from None
     except VocabularyError as error:
@@ -72,6 +82,8 @@ def load(settings: Settings, reporter: Reporter) -> Loaded:
 def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     weights = open_weights(path)
     model = load_model(weights)
+    if not model.generates:
+        raise UserError(f"{path}: an encoder, which cannot generate; serve it with --embeddings")
     vocabulary = vocabulary_of(weights.metadata)
     for note in vocabulary.notes:
         reporter.warn("tokenizer", note=note)

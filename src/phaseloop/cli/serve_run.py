@@ -40,7 +40,7 @@ CLOSE_ALL_S = 4.0  # for the engine's thread and the trace after that
 KEEP_ALIVE_S = 5.0  # between requests, as llama-server; Hypercorn holds what hung up as long, too
 HEAD_BYTES_MAX = 64 << 10  # of a request: its line and headers
 PING_NEVER_S = 10**9
-BPE, SENTENCEPIECE = 2, 1  # llama.cpp's numbers
+VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3}  # llama.cpp's numbers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -199,6 +199,7 @@ def served_of(settings: Settings, service: Service, ready: Ready) -> Served:
         breaker_texts=ready.words.breaker_texts,
         cache_prompt=settings.cache_prompt,
         queue_wait_ns_max=queue_wait_ns(settings),
+        embd_normalize=settings.embd_normalize,
         context_shift=settings.context_shift and service.description.can_shift,
         prefills=settings.prefill_assistant,
         reasoning_format="none" if settings.reasoning_format == "none" else "auto",
@@ -215,7 +216,7 @@ def card_of(settings: Settings, ready: Ready) -> ModelCard:
         size=facts.size_bytes,
         ftype=facts.ftype,
         architecture=facts.architecture,
-        vocab_type=BPE if vocabulary.model == "gpt2" else SENTENCEPIECE,
+        vocab_type=VOCAB_TYPES[vocabulary.model],
         n_vocab=len(vocabulary.tokens),
         n_ctx=ready.limits.context_length,
         n_ctx_train=facts.context_trained,

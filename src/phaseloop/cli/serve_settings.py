@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from phaseloop.core.policy import DEFAULT, MS, PRESETS
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import Policy
-from phaseloop.engine.settings import SAMPLERS, SamplerName, Sampling
+from phaseloop.engine.settings import SAMPLERS, Pooling, SamplerName, Sampling
 from phaseloop.runtime.trace_content import TraceContent
 
 from .errors import UserError
@@ -155,6 +155,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: bool = False
     show_slots: bool = True
     slot_save_path: str | None = None
+
+    embedding: bool = False
+    reranking: bool = False
+    pooling: Pooling | None = None
+    embd_normalize: int = 2
     props: bool = False
     supervise: bool = False
 
@@ -183,6 +188,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.model_draft is not None or self.hf_repo_draft is not None
 
     @property
+    def encodes(self) -> bool:
+        """Whether it gives embeddings or ranks, instead of generating."""
+        return self.embedding or self.reranking
+
+    @property
+    def wanted_pooling(self) -> Pooling | None:
+        """None: as the model's file says."""
+        return "rank" if self.reranking else self.pooling
+
+    @property
     def slot_count(self) -> int | None:
         """As stated; None where it is left to phaseloop."""
         return None if self.slots == -1 else self.slots
@@ -209,6 +224,7 @@ def check(settings: Settings, parsed: Parsed) -> None:
         raise UserError("--hf-file goes with -hf ORG/REPO")
     if settings.sim is None and "--sim-speed" in parsed.given:
         raise UserError("--sim-speed goes with --sim")
+    check_encoding(settings, parsed)
     if settings.slot_save_path is not None:
         if settings.sim is not None:
             raise UserError("--slot-save-path goes with a model: --sim has no state to save")
@@ -244,6 +260,20 @@ def check_drafts(settings: Settings) -> None:
             f"--spec-draft-n-min {settings.draft_n_min} is above --spec-draft-n-max "
             f"{settings.draft_n_max}: no draft would be verified; lower it"
         )
+
+
+def check_encoding(settings: Settings, parsed: Parsed) -> None:
+    if not settings.encodes:
+        for name in ("--pooling", "--embd-normalize"):
+            if name in parsed.given:
+                raise UserError(f"{name} goes with --embeddings")
+        return
+    if settings.reranking and settings.pooling not in (None, "rank"):
+        raise UserError(f"--reranking is --pooling rank, it goes without {settings.pooling}")
+    if settings.slot_save_path is not None:
+        raise UserError("--slot-save-path: a server for embeddings keeps nothing in its slots")
+    if settings.context_shift:
+        raise UserError("--context-shift: a server for embeddings has no answers that could go on")
 
 
 # --- what the settings make -----------------------------------------------------------------------

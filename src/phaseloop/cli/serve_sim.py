@@ -11,6 +11,7 @@ from phaseloop.engine.sim import SimModel
 from phaseloop.engine.sim_fields import SettingError
 from phaseloop.engine.sim_file import find_engine
 from phaseloop.engine.sim_live import LiveSimEngine, Prose
+from phaseloop.engine.sim_vectors import WIDTH
 from phaseloop.engine.snapshots import Snapshots
 from phaseloop.text.bpe import CHARACTER_OF
 from phaseloop.text.chat_builtin import CHATML
@@ -53,9 +54,13 @@ def load(settings: Settings, reporter: Reporter) -> Loaded:
     model = sized(model, settings)
     vocabulary, prose = words()
     reporter.say("pretending", engine=model.name, speed=settings.sim_speed)
-    engine = LiveSimEngine(model, prose, speed=settings.sim_speed)
+    pooling = (settings.wanted_pooling or "mean") if settings.encodes else None
+    engine = LiveSimEngine(model, prose, speed=settings.sim_speed, pooling=pooling)
     facts = Facts(
-        name=model.name, architecture="sim", context_trained=model.capacity.context_length
+        name=model.name,
+        architecture="sim",
+        width=0 if pooling is None else 1 if pooling == "rank" else WIDTH,
+        context_trained=model.capacity.context_length,
     )
     limits = limits_of(engine.describe())
     return Loaded(engine, vocabulary, facts, model.capacity.round_ms, Snapshots(0), limits)
