@@ -8,16 +8,15 @@ have seen.  What a trace holds of it is run again.
 import json
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
+from letters import letters_file
 from replay_runs import Ran
 from serve_process import ServeProcess, client
-from synthetic import VOCABULARY, decoder_file
 
 BASE = {"prompt": "what " * 20, "n_predict": 24, "ignore_eos": True}
 REQUESTS = (
@@ -28,21 +27,6 @@ REQUESTS = (
 )
 
 
-def letters_file(folder: Path, name: str, kind: str = "Q8_0", first: int = 0x21) -> Path:
-    file = decoder_file("llama", kind, seed=5)
-    letters = [chr(code) for code in range(first, 0x7F)]
-    unused = [f"<unused{index}>" for index in range(VOCABULARY - len(letters) - 1)]
-    file.root |= {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.eos_token_id": 94,
-        "tokenizer.ggml.tokens": [*letters, "<|end|>", *unused],
-        "tokenizer.ggml.token_type": [1] * len(letters) + [3] + [5] * len(unused),
-        "tokenizer.ggml.merges": ["a b"],
-    }
-    return file.write(folder / name)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("drafts")
@@ -50,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return letters_file(folder, "letters.gguf")
+    return letters_file(folder / "letters.gguf")
 
 
 def flags(model, *more):
@@ -138,7 +122,7 @@ def text_of(http, body):
 
 def test_n_grams_and_a_coarser_model(model, folder, plain):
     """Both at once: what the text has not said before, the model guesses."""
-    coarse = letters_file(folder, "coarse.gguf", "Q4_0")
+    coarse = letters_file(folder / "coarse.gguf", "Q4_0")
     asked, expected = plain
     kinds = ("--spec-type", "ngram-simple,draft-simple", "-md", coarse)
     with ServeProcess(
@@ -167,7 +151,7 @@ def counted(metrics, what):
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_by_what_differs(model, folder):
-    other = letters_file(folder, "other.gguf", first=0x22)
+    other = letters_file(folder / "other.gguf", first=0x22)
     with ServeProcess(*flags(model, "-md", other)) as server:
         assert server.end() == 2
     said = " ".join([*server.other, *(json.dumps(line) for line in server.lines)])

@@ -1,20 +1,28 @@
 """Goal: over HTTP, the behaviour for which the reference policy was accepted on its own hardware.
 
-Method: two prompts of about 6,000 and 3,000 tokens arrive together, a third while they generate.
-The clients are real; what happened when is read from the server's own trace, where order is exact.
+Method: two prompts of about 6,000 and 3,000 tokens arrive together, a third while they generate;
+without drafts, and with, as it was accepted there.  The clients are real; what happened when is
+read from the server's own trace, where order is exact.
 """
 
 import asyncio
 from pathlib import Path
 
 import pytest
+from letters import letters_file
 from msgspec import Struct
 
 from phaseloop.cli.child import ChildServer
 from phaseloop.cli.client import Exchange
 from phaseloop.core.reduce import reduce
 from phaseloop.core.state import initial
-from phaseloop.core.vocabulary import DeliverTokens, FinishRequest, LaunchRound, RequestArrived
+from phaseloop.core.vocabulary import (
+    DeliverTokens,
+    FinishRequest,
+    LaunchRound,
+    RequestArrived,
+    RoundCompleted,
+)
 from phaseloop.runtime.trace import Recorded, open_trace
 
 LONG, SHORT, LATE = 0, 1, 2
@@ -23,7 +31,10 @@ TIMEOUT_S = 900
 # The third has to arrive before they are done: within a second of simulated time, or of real work.
 OUTPUT_SIMULATED, OUTPUT_REAL = 200, 40
 SIMULATED = ("--sim", "v100x4-qwen27b", "--sim-speed", "10")
+DRAFTING = ("--sim", "v100x4-qwen27b-mtp", "--sim-speed", "10")
+OUTPUT_TINY = 600  # a tiny model is fast, so it has more to say, of shorter prompts
 LETTERS = {LONG: "a" * 6000, SHORT: "b" * 3000, LATE: "c" * 400}  # the sim's tokens are bytes
+TINY = {LONG: "abcd" * 190, SHORT: "efgh" * 95, LATE: "ijkl" * 12}
 WORDS = {LONG: "salt " * 6000, SHORT: "iron " * 3000, LATE: "wood " * 400}
 
 
@@ -34,6 +45,7 @@ class Step(Struct):
     launched: LaunchRound | None
     delivered: tuple[int, ...]
     finished: tuple[int, ...]
+    verified: tuple[tuple[int, int], ...] = ()  # requests and how many drafts were verified
 
 
 async def answer(server: ChildServer, prompt: str, output: int, begun: asyncio.Event) -> int:
@@ -76,9 +88,14 @@ def steps(path: Path) -> list[Step]:
         for _, record in reader:
             if not isinstance(record, Recorded):
                 continue
-            event = record.event
+            event, flight = record.event, state.flight
             state, effects = reduce(state, event)
             here = Step((), None, (), ())
+            if isinstance(event, RoundCompleted) and flight is not None:
+                here.verified = tuple(
+                    (lane.request_id, event.drafts(place, lane))
+                    for place, lane in enumerate(flight.lanes)
+                )
             if isinstance(event, RequestArrived):
                 here.arrived = tuple(request.request_id for request in event.requests)
             for effect in effects:
@@ -106,7 +123,14 @@ def carriers(found: list[Step], request_id: int, *kinds: str) -> list[int]:
     ]
 
 
-def accept(arguments: tuple[str, ...], prompts: dict[int, str], output: int, trace: Path) -> None:
+def accept(
+    arguments: tuple[str, ...],
+    prompts: dict[int, str],
+    output: int,
+    trace: Path,
+    *,
+    drafts: bool = False,
+) -> None:
     counts = asyncio.run(run((*arguments, "--trace", str(trace)), prompts, output))
     assert counts == [output] * 3
     found = steps(trace)
@@ -125,11 +149,42 @@ def accept(arguments: tuple[str, ...], prompts: dict[int, str], output: int, tra
     assert first_token < late < drained, "the third arrives while the cohort generates"
     assert min(prompt_rounds[LATE]) >= drained, "and processes nothing until it has drained"
     assert not [step for step in found if step.launched and step.launched.kind == "mixed"]
+    for request_id in (LONG, SHORT):
+        verified = sum(count for step in found for who, count in step.verified if who == request_id)
+        assert (verified > 0) == drafts
 
 
 @pytest.mark.timeout(60)
 def test_on_the_simulated_engine(tmp_path: Path):
     accept(SIMULATED, LETTERS, OUTPUT_SIMULATED, tmp_path / "trace.jsonl")
+
+
+@pytest.mark.timeout(60)
+def test_on_the_simulated_engine_with_drafts(tmp_path: Path):
+    accept(DRAFTING, LETTERS, OUTPUT_SIMULATED, tmp_path / "trace.jsonl", drafts=True)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["ngram-simple", "draft-simple"])
+def test_on_a_tiny_model_with_drafts(tmp_path: Path, kind: str):
+    """Rounds of 128 tokens.  A model that drafts for itself is not worth it, unless it is free."""
+    pytest.importorskip("ggml")
+    path = letters_file(tmp_path / "letters.gguf", context=4096)
+    more = ("--spec-type", kind, "--spec-ngram-size-n", "1", "--spec-ngram-size-m", "3")
+    if kind == "draft-simple":
+        more += ("-md", str(path), "--draft-cost", "0")
+    size = ("-c", "12288", "-b", "128", "-t", "1", "--cache-ram", "0")
+    trace = tmp_path / "trace.jsonl"
+    accept(("-m", str(path), *size, *more), TINY, OUTPUT_TINY, trace, drafts=True)
+
+
+@pytest.mark.grid
+@pytest.mark.timeout(TIMEOUT_S)
+def test_on_a_real_model_with_drafts(tmp_path: Path, smollm2: Path):
+    """As the reference was accepted: 64 tokens each."""
+    arguments = ("-m", str(smollm2), "-c", "16384", "--cache-ram", "0")
+    more = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3")
+    accept((*arguments, *more), WORDS, 64, tmp_path / "trace.jsonl", drafts=True)
 
 
 @pytest.mark.grid
