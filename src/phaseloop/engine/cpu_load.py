@@ -1,6 +1,6 @@
 """From a model file to an engine on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.delta_states import MARKS_MAX
 from phaseloop.ops.ggml import AttentionPath, GgmlBackend
 from phaseloop.ops.ggml_regions import CacheKind
+from phaseloop.ops.interface import Tap
 
 from .cpu import ModelEngine
 from .draft import Drafter
@@ -61,7 +62,10 @@ def load_cpu_engine(
     return engine, weights
 
 
-def backend_over(weights: Weights, model: Model, options: CpuOptions) -> GgmlBackend:
+def backend_over(
+    weights: Weights, model: Model, options: CpuOptions, taps: Sequence[Tap] = ()
+) -> GgmlBackend:
+    """`taps`: where a drafter wants to see hidden rows."""
     return GgmlBackend(
         model.network,
         weights.tensors,
@@ -74,6 +78,7 @@ def backend_over(weights: Weights, model: Model, options: CpuOptions) -> GgmlBac
         ubatch=options.ubatch_tokens,
         repack=options.repack,
         marks_max=states_per_slot(model, options),
+        taps=taps,
     )
 
 
@@ -95,15 +100,16 @@ def engine_over(
     end_tokens: frozenset[int] | None = None,
     backend: GgmlBackend | None = None,
     drafting: Drafting = lambda backend: (None, USUAL),
+    taps: Sequence[Tap] = (),
 ) -> ModelEngine:
     """As load_cpu_engine, for whoever has looked at the weights before, or made the backend.
 
     `drafting` is asked, once the backend is there, who drafts for it and on what terms; a drafter
-    has a place for each slot.
+    has a place for each slot.  `taps`: where it wants to see hidden rows.
     """
     weights.check_values(progress)
     if backend is None:
-        backend = backend_over(weights, model, options)
+        backend = backend_over(weights, model, options, taps)
     drafter, terms = drafting(backend)
     return ModelEngine(
         backend,

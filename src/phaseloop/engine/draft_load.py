@@ -1,0 +1,45 @@
+"""From a network that reads hidden rows to a drafter on the CPU."""
+
+from phaseloop.model.draft import Draft
+from phaseloop.ops.ggml import GgmlBackend
+
+from .cpu_load import CpuOptions
+from .draft_mtp import MtpDrafter
+from .sampler import Sampler
+
+
+def draft_backend(draft: Draft, options: CpuOptions, context_length: int) -> GgmlBackend:
+    """`options` are the target's.  Drafts need no promises about bits, nor copies of weights."""
+    return GgmlBackend(
+        draft.network,
+        draft.tensors,
+        draft.dimensions,
+        region_count=options.slot_count,
+        capacity=context_length,
+        threads=options.threads,
+        attention="fast",
+        ubatch=options.ubatch_tokens,
+        repack=False,
+        taps=draft.taps,
+    )
+
+
+def hidden_drafter(
+    draft: Draft,
+    backend: GgmlBackend,
+    sampler: Sampler,
+    *,
+    slot_count: int,
+    most: int,
+    end_tokens: frozenset[int],
+) -> MtpDrafter:
+    """`backend` is the draft's; the drafter closes it."""
+    return MtpDrafter(
+        backend,
+        sampler,
+        slot_count=slot_count,
+        width=draft.dimensions.given_width,
+        most=most,
+        vocabulary=draft.dimensions.vocabulary,
+        end_tokens=end_tokens,
+    )
