@@ -36,7 +36,6 @@ def encoder_file(
         "attention.head_count": HEADS,
         "attention.layer_norm_epsilon": 1e-6,
         "attention.causal": False,
-        "token_type_count": 2,
     }
     if pooling is not None:
         file.metadata["pooling_type"] = pooling
@@ -68,6 +67,7 @@ def add_vocabulary(file: ModelFile) -> None:
         "tokenizer.ggml.padding_token_id": 0,
         "tokenizer.ggml.cls_token_id": CLS,
         "tokenizer.ggml.mask_token_id": 4,
+        "tokenizer.ggml.token_type_count": 2,
     }
 
 

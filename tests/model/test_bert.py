@@ -263,7 +263,6 @@ KEYS = {
     "attention.head_count": (0, "head_count is 0"),
     "attention.layer_norm_epsilon": (2.0, "layer_norm_epsilon is 2.0"),
     "pooling_type": (5, "pooling_type is 5, possible are 0 to 4"),
-    "token_type_count": ("two", "token_type_count is 'two', not an integer"),
 }
 
 
@@ -272,6 +271,17 @@ def test_each_key_is_refused_by_name(tmp_path, key):
     value, problem = KEYS[key]
     file = encoder_file()
     file.metadata[key] = value
+    with pytest.raises(ModelError, match=problem):
+        load_model(open_weights(file.write(tmp_path / "model.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [("two", "token_type_count is 'two', not an integer"), (3, "token_types.weight has shape")],
+)
+def test_the_number_of_token_types_is_checked(tmp_path, value, problem):
+    file = encoder_file()
+    file.root["tokenizer.ggml.token_type_count"] = value
     with pytest.raises(ModelError, match=problem):
         load_model(open_weights(file.write(tmp_path / "model.gguf")))
 

@@ -105,7 +105,7 @@ def nomic_bert(weights: Weights) -> Model:
 def encoder(weights: Weights, architecture: str, rope: Rope | None, *, is_gated: bool) -> Model:
     """Raises ModelError where metadata and tensors differ from the architecture's."""
     shape = read_shape(weights, architecture, norm="layer_norm_epsilon")
-    types = weights.count(f"{architecture}.token_type_count", 1, 1 << 16, 2)
+    types = weights.count("tokenizer.ggml.token_type_count", 1, 1 << 16, 2)
     layers = tuple(layer_of(weights, index, is_gated) for index in range(shape.layer_count))
     expected = expected_ends(shape, types, rope)
     for layer in layers:
