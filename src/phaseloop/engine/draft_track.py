@@ -101,6 +101,9 @@ class Tracks:
     def position_bytes(self) -> int:
         return self._backend.position_bytes
 
+    def track(self, slot: SlotIndex) -> Track:
+        return self._tracks[slot]
+
     def span(self, slot: SlotIndex, outputs: int, *, generated: bool) -> Span:
         """A lane over all that waits."""
         track = self._tracks[slot]
