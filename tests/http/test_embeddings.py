@@ -1,7 +1,8 @@
 """Goal: embeddings and rankings over HTTP, in the shapes and with the refusals of llama-server.
 
 Method: the application on an engine whose vectors are arithmetic of the prompt's tokens, so that
-every number can be said beforehand.  The vocabulary's first tokens are printing bytes: `!` is 0, A is 32.
+every number can be said beforehand.  The vocabulary begins with the bytes that print: `!` is token
+0, A is 32.
 """
 
 import array
@@ -20,7 +21,6 @@ from phaseloop.engine.protocol import Outcome, limits_of
 from phaseloop.engine.settings import Vectors
 from phaseloop.http.embedding_answer import normalised
 from phaseloop.http.served import HttpOptions
-
 
 pytestmark = pytest.mark.asyncio
 
