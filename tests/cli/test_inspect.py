@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from encoder_files import encoder_file
 from real_geometry import write as write_real
 from synthetic import HEAD_WIDTH, KV_HEADS, LAYERS, VOCABULARY, WIDTH, decoder_file
 
@@ -82,6 +83,14 @@ def test_a_template_that_does_not_work_is_noted(tmp_path, capsys):
     code, facts = inspected(capsys, file.write(tmp_path / "odd.gguf"))
     assert (code, facts["template"]) == (0, None)
     assert any("ChatML is used" in note for note in facts["notes"])
+
+
+def test_an_encoder_is_told_from_what_generates(tmp_path, capsys):
+    path = encoder_file().write(tmp_path / "tiny.gguf")
+    code, facts = inspected(capsys, path)
+    assert (code, facts["obstacles"], facts["template"]) == (0, [], None)
+    assert any("serve --embeddings" in note for note in facts["notes"])
+    assert not any("ChatML" in note or "output head" in note for note in facts["notes"])
 
 
 def test_a_context_that_does_not_fit_comes_with_one_that_does(tmp_path, capsys, monkeypatch):

@@ -125,7 +125,8 @@ def facts_of(
     notes: list[str] = []
     model = tried_model(weights, obstacles)
     vocabulary = tried_vocabulary(weights, obstacles, notes)
-    template = None if vocabulary is None else tried_template(vocabulary, notes)
+    generates = model is None or model.generates
+    template = tried_template(vocabulary, notes) if vocabulary and generates else None
     memory = None if model is None else memory_of(weights, model, context, slots, cache)
     if memory is not None and model is not None:
         notes += memory_notes(memory, model, context)
@@ -133,7 +134,9 @@ def facts_of(
     if devices is not None and model is not None:
         planned = planned_devices(weights, model, context, slots, cache, devices, obstacles)
     parameters = sum(int(np.prod(one.shape)) for one in weights.tensors.values())
-    if HEAD not in weights.tensors:
+    if not generates:
+        notes.append("an encoder: it gives embeddings (serve --embeddings), and generates nothing")
+    elif HEAD not in weights.tensors:
         notes.append("the output head is the embedding")
     name, architecture = (text_of(weights, f"general.{key}") for key in ("name", "architecture"))
     return Facts(
