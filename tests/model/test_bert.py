@@ -14,6 +14,8 @@ pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
 from encoder_files import HEADS, LAYERS, POSITIONS, VOCABULARY, encoder_file
+from gguf_mutations import mutated
+from gguf_parts import taken_apart
 from synthetic import decoder_file
 
 from phaseloop.model.embedding import encoder_of
@@ -296,3 +298,25 @@ def test_labels_are_a_list(tmp_path):
 def test_ranking_without_a_classifier_is_refused(tmp_path):
     with pytest.raises(ModelError, match="there is no classifier"):
         opened(encoder_file(), tmp_path, "rank")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of values that are no numbers
+def test_a_file_with_anything_wrong_is_refused_or_computes(tmp_path, architecture):
+    path = encoder_file(architecture, labels=2).write(tmp_path / "sound.gguf")
+    sound, wrong = taken_apart(path), tmp_path / "wrong.gguf"
+    (span,) = prompts((3,))
+    refused = 0
+    for seed in range(60):
+        wrong.write_bytes(mutated(sound, seed))
+        try:
+            weights = open_weights(wrong)
+            weights.check_values()
+            model, _ = encoder_of(load_model(weights), weights, "rank")
+        except ModelError:
+            refused += 1
+            continue
+        if model.context_length >= POSITIONS:
+            tokens = [token % model.dimensions.vocabulary for token in span.tokens]
+            ggml(weights, model, [Span(0, 0, tokens, 3, False)])
+    assert 30 < refused < 60
