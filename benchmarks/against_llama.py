@@ -47,13 +47,18 @@ CASES: dict[str, Callable[[], ModelFile]] = {
     "llama, Q4_K": lambda: decoder_file("llama", "Q4_K"),
     "llama, YaRN": lambda: decoder_file("llama", rope=YARN),
     "qwen2, F32": lambda: decoder_file("qwen2", biases=True),
+    "qwen2, Q8_0": lambda: decoder_file("qwen2", "Q8_0", biases=True),
     "qwen3, F32": lambda: decoder_file("qwen3", head_norms=True),
+    "qwen3, Q6_K": lambda: decoder_file("qwen3", "Q6_K", head_norms=True),
     "qwen3moe, F32": lambda: decoder_file("qwen3moe", head_norms=True, experts=True),
+    "qwen3moe, Q5_K": lambda: decoder_file("qwen3moe", "Q5_K", head_norms=True, experts=True),
     "gemma3, F32": gemma_file,
+    "gemma3, Q4_0": lambda: gemma_file("Q4_0"),
     "qwen35, F32": hybrid_file,
     "qwen35, F16": lambda: hybrid_file("F16"),
     "qwen35, Q8_0": lambda: hybrid_file("Q8_0"),
     "qwen35, Q4_K, 8 layers": lambda: hybrid_file("Q4_K", layers=8),
+    "qwen35, Q5_K, with a draft block": lambda: hybrid_file("Q5_K", draft=True),
     "qwen35, fused projections": lambda: hybrid_file(fused=True),
     "qwen35, other rope sections": lambda: hybrid_file(**{"rope.dimension_sections": [5, 1, 1, 1]}),
     "qwen35, layers listed": lambda: hybrid_file(
@@ -66,6 +71,7 @@ CASES: dict[str, Callable[[], ModelFile]] = {
         mixture=True, fused=True, draft=True
     ),
     "qwen35moe, Q4_K": lambda: hybrid_file("Q4_K", mixture=True),
+    "qwen35moe, Q8_0": lambda: hybrid_file("Q8_0", mixture=True),
 }
 
 

@@ -7,16 +7,15 @@ and answers are still those of the target alone; their drafts are compared with 
 that read the same text in one go.
 """
 
-import numpy as np
 import pytest
 
 pytest.importorskip("gguf")
 pytest.importorskip("ggml")
 
 from answers import GREEDY, Job, serve
+from draft_files import TURN, knowing_file
 from hybrid_files import hybrid_file
 from msgspec.structs import replace
-from synthetic import VOCABULARY, WIDTH
 from test_cpu_engine import launch
 from test_p3 import SUBJECT, prompt
 from test_speculation import FREE, HOT, SLOTS, Model, jobs
@@ -33,26 +32,6 @@ from phaseloop.model.drafts import own_draft
 from phaseloop.ops.interface import Span
 
 pytestmark = pytest.mark.timeout(300)
-TURN = np.random.default_rng(4).permutation(VOCABULARY)  # what follows each token
-GAIN = 0.15  # likely enough to be greedy's choice, and not sure when hot
-SILENT = ("attn_output", "ssm_out", "ffn_down")
-
-
-def knowing_file(source):
-    """Tokens are unit vectors, the head turns them, layers add nothing; so does the block."""
-    file = hybrid_file(draft=True)
-    for name, (values, kind) in list(file.tensors.items()):
-        if any(f".{part}." in name for part in SILENT):
-            file.tensors[name] = np.zeros_like(values), kind
-        if name.split(".")[-2] in ("output_norm", "enorm", "hnorm", "shared_head_norm"):
-            file.tensors[name] = np.ones_like(values), kind
-    units, turn = np.eye(VOCABULARY, WIDTH), np.zeros((WIDTH, WIDTH))
-    turn[TURN, np.arange(VOCABULARY)] = 1.0
-    file.tensors["token_embd.weight"] = units, "F32"
-    file.tensors["output.weight"] = GAIN * units @ turn, "F32"  # row TURN[v] meets v
-    parts = {"token": (np.eye(WIDTH), 0 * turn), "hidden": (0 * turn, turn)}
-    file.tensors["blk.4.nextn.eh_proj.weight"] = np.concatenate(parts[source], axis=1), "F32"
-    return file
 
 
 class Block(Model):

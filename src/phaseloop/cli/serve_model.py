@@ -90,7 +90,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     if settings.context_shift and model.dimensions.recurrence is not None:
         why = "nothing can be dropped from recurrent states; answers end where the context does"
         reporter.warn("no context shift", why=why)
-    draft = open_draft(settings, vocabulary)
+    draft = open_draft(settings, weights, model, vocabulary)
     cache = cache_kind(settings, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO
     sizes = planned(weights, model, settings, cache, slot_count, reporter, draft)
@@ -117,6 +117,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
             progress.at,
             ends,
             drafting=partial(drafter_of, settings, draft, model, options, ends),
+            taps=() if draft is None else draft.taps,
         )
     saved = settings.slot_save_path
     return Loaded(

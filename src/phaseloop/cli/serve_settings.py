@@ -179,8 +179,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         named = set(self.spec_type)
         if self.spec_default:
             named.add("ngram-simple")
-        if self.has_draft_model:
-            named.add("draft-simple")
+        if self.has_draft_model and not any(kind.startswith("draft-") for kind in named):
+            named.add("draft-simple")  # or what the file turns out to be
         return tuple(kind for kind in KINDS if kind in named)
 
     @property
@@ -255,7 +255,8 @@ def check_drafts(settings: Settings) -> None:
         raise UserError("-md and -hfd both name a draft model; give one")
     if "draft-simple" in settings.drafters and not settings.has_draft_model:
         raise UserError("--spec-type draft-simple: name the draft model, with -md FILE")
-    if settings.draft_n_min > settings.draft_n_max and settings.has_draft_model:
+    has_model = any(kind.startswith("draft-") for kind in settings.drafters)
+    if settings.draft_n_min > settings.draft_n_max and has_model:
         raise UserError(
             f"--spec-draft-n-min {settings.draft_n_min} is above --spec-draft-n-max "
             f"{settings.draft_n_max}: no draft would be verified; lower it"

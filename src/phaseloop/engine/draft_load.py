@@ -1,9 +1,13 @@
 """From a network that reads hidden rows to a drafter on the CPU."""
 
+import numpy as np
+
 from phaseloop.model.draft import Draft
 from phaseloop.ops.ggml import GgmlBackend
+from phaseloop.ops.interface import Backend
 
 from .cpu_load import CpuOptions
+from .draft_cost import pass_seconds
 from .draft_mtp import MtpDrafter
 from .sampler import Sampler
 
@@ -17,6 +21,7 @@ def draft_backend(draft: Draft, options: CpuOptions, context_length: int) -> Ggm
         region_count=options.slot_count,
         capacity=context_length,
         threads=options.threads,
+        cache=options.cache,
         attention="fast",
         ubatch=options.ubatch_tokens,
         repack=False,
@@ -43,3 +48,9 @@ def hidden_drafter(
         vocabulary=draft.dimensions.vocabulary,
         end_tokens=end_tokens,
     )
+
+
+def hidden_cost(target: Backend, backend: Backend, draft: Draft) -> float:
+    """The time of one draft, as a part of a pass of one row of the target."""
+    given = np.zeros((1, draft.dimensions.given_width), np.float32)
+    return pass_seconds(backend, 1, given) / pass_seconds(target, 1)
