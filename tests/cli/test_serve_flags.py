@@ -68,7 +68,7 @@ TYPED = {  # flags users type -> what becomes of them
         "--log-timestamps --log-prefix"
     ),
     "refused": (
-        "-mu --grammar --grammar-file -j --json-schema --lora --lora-scaled --mmproj "
+        "-mu --grammar --grammar-file -j --json-schema --mmproj "
         "-lcs --spec-synth-len --tools --models-dir "
         "--mirostat --rope-scaling --reasoning-budget"
     ),
@@ -90,7 +90,8 @@ def test_no_spelling_and_no_variable_means_two_flags():
 
 def test_every_field_of_the_settings_has_its_flag_and_no_flag_leads_nowhere():
     fields = [flag.field for flag in FLAGS if flag.status == "used"]
-    assert sorted(fields) == sorted(Settings.__struct_fields__)
+    assert sorted({*fields}) == sorted(Settings.__struct_fields__)
+    assert {field for field in fields if fields.count(field) > 1} == {"lora"}
 
 
 def test_what_does_nothing_says_why():
@@ -152,7 +153,12 @@ def test_values(line, field, value):
         ("-m x --chat-template-kwargs [1]", ("--chat-template-kwargs", "not a JSON object")),
         ("-m x --sampler-seq kz", ("--sampler-seq 'z'",)),
         ("-m x --samplers top_k;best", ("--samplers 'best'",)),
-        ("-m x --lora f", ("--lora is not supported by phaseloop", "merge")),
+        ("-m x --lora a --lora-scaled b:1,a:2", ("--lora a", "twice")),
+        ("-m x --lora-scaled a:b", ("--lora-scaled 'a:b'", "FNAME:SCALE")),
+        ("-m x --lora-scaled a", ("--lora-scaled 'a'", "FNAME:SCALE")),
+        ("-m x --lora ,", ("--lora ','", "names no file")),
+        ("--sim v100 --lora f", ("--lora", "--sim")),
+        ("-m x --lora-init-without-apply", ("--lora-init-without-apply goes with --lora",)),
         ("", ("no model", "-m FILE", "--sim")),
         ("-m x --sim cpu-smollm2", ("--sim goes without",)),
         ("-m x --sim-speed 2", ("--sim-speed goes with --sim",)),

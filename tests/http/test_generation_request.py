@@ -330,7 +330,6 @@ def test_top_logprobs_need_logprobs(logprobs):
         ({"functions": [{}]}, "functions"),
         ({"mirostat": 2}, "mirostat"),
         ({"adaptive_target": 0.5}, "adaptive_target"),
-        ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
         ({"n_indent": 4}, "n_indent"),
         ({"best_of": 5}, "best_of"),
         ({"modalities": ["text", "audio"]}, "modalities"),

@@ -203,7 +203,7 @@ NOT_YET = [
         "/v1/reranking", "/v1/responses", "/responses", "/v1/messages", "/v1/messages/count_tokens",
         "/v1/responses/input_tokens", "/responses/input_tokens", "/v1/chat/completions/control",
         "/infill", "/slots/0", "/v1/audio/transcriptions", "/v1/systemone", "/models",
-        "/models/load", "/models/unload", "/v1/streams/lookup", "/lora-adapters",
+        "/models/load", "/models/unload", "/v1/streams/lookup",
     )
 ]  # fmt: skip
 NOT_YET += [("GET", "/models/sse"), ("DELETE", "/models")]

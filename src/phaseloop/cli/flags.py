@@ -193,7 +193,7 @@ class Reader:
 
     def read(self, arguments: Sequence[str]) -> Parsed:
         """Raises UserError."""
-        typed: set[str] = set()  # the first use on the line replaces what the environment said
+        typed: set[str] = set()  # fields; the first use replaces what the environment said
         at = 0
         while at < len(arguments):
             word, joined = split_word(arguments[at])
@@ -204,9 +204,9 @@ class Reader:
             words = [joined] if joined is not None else list(arguments[at : at + flag.kind.words])
             words = self._checked(flag, word, words, was_joined=joined is not None)
             at += 0 if joined is not None else len(words)
-            if flag.name not in typed:
+            if flag.field not in typed:
                 self._values.pop(flag.field, None)
-            typed.add(flag.name)
+            typed.add(flag.field)
             self._set(flag, word, words)
         return Parsed(self._values, tuple(dict.fromkeys(self._warnings)), frozenset(self._given))
 

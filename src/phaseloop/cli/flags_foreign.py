@@ -179,7 +179,6 @@ IGNORED: dict[str, str] = {
     """,
     "nothing reads it without what it belongs to": """
         --spm-infill
-        --lora-init-without-apply
         --adaptive-decay VALUE
         --mirostat-lr VALUE
         --mirostat-ent VALUE
@@ -223,9 +222,7 @@ REFUSED: dict[str, str] = {
         --mirostat VALUE =0
         --adaptive-target VALUE =-1
     """,
-    "adapters are not built; merge them into the model": """
-        --lora VALUE
-        --lora-scaled VALUE
+    "control vectors are not built; leave it out": """
         --control-vector VALUE
         --control-vector-scaled VALUE
         --control-vector-layer-range TWO

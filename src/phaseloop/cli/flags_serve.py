@@ -23,6 +23,7 @@ from .flags import (
 )
 from .flags_answers import ANSWERS, CONTEXT_MAX
 from .flags_embedding import EMBEDDING
+from .flags_lora import LORA
 from .flags_speculation import SPECULATION
 
 PORT_MAX = 65_535
@@ -302,4 +303,4 @@ RECORDS = Group(
         ),
     ),
 )
-USED = (MODEL, ENGINE, EMBEDDING, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)
+USED = (MODEL, LORA, ENGINE, EMBEDDING, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)

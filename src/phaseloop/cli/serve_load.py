@@ -13,6 +13,7 @@ from msgspec import Struct
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import Policy
 from phaseloop.engine.protocol import Engine, SlotFiles
+from phaseloop.http.adapters import Lora
 from phaseloop.runtime.prefixes import PrefixIndex
 
 from .errors import UserError
@@ -36,6 +37,7 @@ class Ready(Struct, frozen=True):
     policy: Policy
     prefixes: PrefixIndex
     slot_files: SlotFiles | None
+    loras: tuple[Lora, ...]
     seed: int  # of the run: in the trace's header, and of the ids in answers
 
 
@@ -104,6 +106,7 @@ class Loading:
                 positions=loaded.positions,
             ),
             slot_files=loaded.slot_files,
+            loras=loaded.loras,
             seed=secrets.randbits(SEED_BITS) if settings.seed < 0 else settings.seed,
         )
 

@@ -10,6 +10,7 @@ from phaseloop.core.vocabulary import SlotIndex
 from phaseloop.engine.protocol import Engine, SlotFiles
 from phaseloop.engine.reuse import Positions
 from phaseloop.engine.snapshots import Snapshots
+from phaseloop.http.adapters import Lora
 from phaseloop.runtime.prefixes import anywhere
 from phaseloop.text.vocabulary import Vocabulary
 
@@ -38,6 +39,7 @@ class Loaded(Struct, frozen=True):
     limits: Limits  # the engine's half
     positions: Callable[[SlotIndex], Positions] = anywhere  # as ModelEngine.positions
     slot_files: SlotFiles | None = None
+    loras: tuple[Lora, ...] = ()
 
 
 class Reporter(Protocol):

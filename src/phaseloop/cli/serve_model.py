@@ -1,18 +1,21 @@
 """From settings to a loaded model on the CPU; imported late, as it needs numpy, gguf and ggml."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from phaseloop.engine.cpu_load import CpuOptions, engine_over
 from phaseloop.engine.protocol import limits_of
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.engine.slot_file import Directory
 from phaseloop.engine.snapshots import budget_bytes
+from phaseloop.http.adapters import Lora
+from phaseloop.model.adapter import LoadedAdapter, open_adapter
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.plan import (
@@ -20,6 +23,7 @@ from phaseloop.model.plan import (
     Plan,
     available_memory,
     plan_memory,
+    size,
     with_drafter,
 )
 from phaseloop.model.shape import Model
@@ -93,7 +97,10 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     draft = open_draft(settings, weights, model, vocabulary)
     cache = cache_kind(settings, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO
-    sizes = planned(weights, model, settings, cache, slot_count, reporter, draft)
+    adapters = [open_adapter(Path(name), weights, model) for name, _ in settings.lora]
+    tell_adapters(adapters, reporter)
+    adapters_bytes = sum(one.adapter.size_bytes for one in adapters)
+    sizes = planned(weights, model, settings, cache, slot_count, reporter, draft, adapters_bytes)
     options = CpuOptions(
         slot_count=slot_count,
         context_length=sizes.sequence,
@@ -118,6 +125,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
             ends,
             drafting=partial(drafter_of, settings, draft, model, options, ends),
             taps=() if draft is None else draft.taps,
+            adapters=adapters,
         )
     saved = settings.slot_save_path
     return Loaded(
@@ -129,7 +137,14 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
         limits_of(engine.describe()),
         engine.positions,
         saved and Directory(Path(saved), engine.origin),
+        tuple(Lora(str(one.path), one.task_name, one.prompt_prefix) for one in adapters),
     )
+
+
+def tell_adapters(adapters: Sequence[LoadedAdapter], reporter: Reporter) -> None:
+    for number, one in enumerate(adapters):
+        count, bytes_ = len(one.adapter.parts()), one.adapter.size_bytes
+        reporter.say("adapter", id=number, file=str(one.path), matrices=count, size=size(bytes_))
 
 
 def planned(
@@ -140,6 +155,7 @@ def planned(
     slot_count: int,
     reporter: Reporter,
     draft: Draft | None = None,
+    adapters_bytes: int = 0,
 ) -> Sizes:
     """A context that fits into memory: the stated one, or as much of the trained one as does."""
 
@@ -158,7 +174,7 @@ def planned(
         )
 
     def plan(context: int) -> Plan:
-        found = plan_of(weights, model, context)
+        found = replace(plan_of(weights, model, context), adapters_bytes=adapters_bytes)
         if draft is None:
             return found
         return with_drafter(found, plan_of(draft.weights, draft.model, context))

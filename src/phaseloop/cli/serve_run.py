@@ -21,6 +21,7 @@ import structlog
 from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnknownVariableType]
 from hypercorn.config import Config
 
+from phaseloop.http.adapters import Loras
 from phaseloop.http.app import create_app
 from phaseloop.http.served import HttpOptions, ModelCard, Served
 from phaseloop.runtime.service import Service
@@ -30,7 +31,7 @@ from .serve_bind import socket_path, url_of
 from .serve_load import Loading, Ready
 from .serve_logs import logs_of
 from .serve_requests import log_began, log_ended
-from .serve_settings import Settings, api_keys_of, queue_wait_ns, template_variables
+from .serve_settings import Settings, api_keys_of, queue_wait_ns, scales_of, template_variables
 from .serve_trace import Trace
 
 EXIT_FAULT = 70  # as for a lost engine
@@ -205,6 +206,7 @@ def served_of(settings: Settings, service: Service, ready: Ready) -> Served:
         reasoning_format="none" if settings.reasoning_format == "none" else "auto",
         template_variables=template_variables(settings),
         slot_files=ready.slot_files,
+        loras=Loras(ready.loras, scales_of(settings)),
     )
 
 

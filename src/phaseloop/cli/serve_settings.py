@@ -67,6 +67,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     sim: str | None = None
     sim_speed: float = 1.0
 
+    lora: tuple[tuple[str, float], ...] = ()  # files, and how much of each by default
+    lora_init_without_apply: bool = False
+
     context: int = 0
     slots: int = -1
     batch: int = 2048
@@ -225,6 +228,7 @@ def check(settings: Settings, parsed: Parsed) -> None:
     if settings.sim is None and "--sim-speed" in parsed.given:
         raise UserError("--sim-speed goes with --sim")
     check_encoding(settings, parsed)
+    check_lora(settings)
     if settings.slot_save_path is not None:
         if settings.sim is not None:
             raise UserError("--slot-save-path goes with a model: --sim has no state to save")
@@ -277,7 +281,28 @@ def check_encoding(settings: Settings, parsed: Parsed) -> None:
         raise UserError("--context-shift: a server for embeddings has no answers that could go on")
 
 
+def check_lora(settings: Settings) -> None:
+    if settings.lora and settings.sim is not None:
+        raise UserError("--lora goes with a model, not with --sim")
+    if settings.lora and settings.encodes:
+        raise UserError("--lora: a server for embeddings has no adapters; merge it into the model")
+    if settings.lora_init_without_apply and not settings.lora:
+        raise UserError("--lora-init-without-apply goes with --lora")
+    seen: set[Path] = set()
+    for name, _ in settings.lora:
+        path = Path(name).resolve()
+        if path in seen:
+            raise UserError(f"--lora {name}: named twice; it has one id, and a scale of any size")
+        seen.add(path)
+
+
 # --- what the settings make -----------------------------------------------------------------------
+
+
+def scales_of(settings: Settings) -> tuple[float, ...]:
+    """Of each adapter, for requests that name none."""
+    is_on = not settings.lora_init_without_apply
+    return tuple(scale if is_on else 0.0 for _, scale in settings.lora)
 
 
 def policy_of(settings: Settings) -> Policy:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from phaseloop.model.adapter import LoadedAdapter
 from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
@@ -63,7 +64,11 @@ def load_cpu_engine(
 
 
 def backend_over(
-    weights: Weights, model: Model, options: CpuOptions, taps: Sequence[Tap] = ()
+    weights: Weights,
+    model: Model,
+    options: CpuOptions,
+    taps: Sequence[Tap] = (),
+    adapters: Sequence[LoadedAdapter] = (),
 ) -> GgmlBackend:
     """`taps`: where a drafter wants to see hidden rows."""
     return GgmlBackend(
@@ -79,6 +84,7 @@ def backend_over(
         repack=options.repack,
         marks_max=states_per_slot(model, options),
         taps=taps,
+        adapters=[one.adapter for one in adapters],
     )
 
 
@@ -101,15 +107,17 @@ def engine_over(
     backend: GgmlBackend | None = None,
     drafting: Drafting = lambda backend: (None, USUAL),
     taps: Sequence[Tap] = (),
+    adapters: Sequence[LoadedAdapter] = (),
 ) -> ModelEngine:
     """As load_cpu_engine, for whoever has looked at the weights before, or made the backend.
 
     `drafting` is asked, once the backend is there, who drafts for it and on what terms; a drafter
-    has a place for each slot.  `taps`: where it wants to see hidden rows.
+    has a place for each slot.  `taps`: where it wants to see hidden rows.  `adapters` are those of
+    the backend, if there is one.
     """
     weights.check_values(progress)
     if backend is None:
-        backend = backend_over(weights, model, options, taps)
+        backend = backend_over(weights, model, options, taps, adapters)
     drafter, terms = drafting(backend)
     return ModelEngine(
         backend,
@@ -126,6 +134,7 @@ def engine_over(
         state_step=options.state_step,
         drafter=drafter,
         terms=terms,
+        adapter_digests=tuple(one.digest for one in adapters),
     )
 
 

@@ -65,6 +65,7 @@ class Reply:
                     wanted.sampling,
                     prompt.text,
                     speculation=wanted.speculation,
+                    adapters=wanted.adapters,
                 )
                 for prompt in prompts
             ]

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from phaseloop.runtime.gateway import Stream
 
 from . import (
+    adapter_routes,
     completion_routes,
     embedding_routes,
     health,
@@ -52,6 +53,7 @@ ROWS: tuple[Row, ...] = (
     *tokens.ROWS,
     *completion_routes.ROWS,
     *embedding_routes.ROWS,
+    *adapter_routes.ROWS,
     *later.ROWS,
 )
 NEEDS_NO_MODEL = page.PATHS

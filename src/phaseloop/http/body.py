@@ -16,8 +16,16 @@ from .errors import invalid, invalid_field
 from .request_fields import Fields
 
 CONTAINERS_MAX = 500_000  # objects and arrays; brackets in texts count, too
-KINDS = {b"[": "a list", b'"': "a string", b"n": "null", b"t": "true", b"f": "false"}
+KINDS = {
+    b"{": "an object",
+    b"[": "a list",
+    b'"': "a string",
+    b"n": "null",
+    b"t": "true",
+    b"f": "false",
+}
 members_decoder = msgspec.json.Decoder(dict[str, Raw])
+entries_decoder = msgspec.json.Decoder(list[Raw])
 T = TypeVar("T")
 
 
@@ -47,16 +55,26 @@ async def fields_of(request: Request) -> Fields:
 
 def parse_object(raw: bytes) -> Members:
     """Raises ApiError for what is no JSON, no object, or has more parts than a request needs."""
+    return Members(decoded(raw, members_decoder, "a JSON object"))
+
+
+def parse_list(raw: bytes) -> list[Any]:
+    """As parse_object, of a body that is a list."""
+    entries = decoded(raw, entries_decoder, "a JSON list")
+    return [value_of(f"[{index}]", entry) for index, entry in enumerate(entries)]
+
+
+def decoded(raw: bytes, decoder: "msgspec.json.Decoder[T]", wanted: str) -> T:
     if raw.count(b"{") + raw.count(b"[") > CONTAINERS_MAX:
         raise invalid(f"the body has more than {CONTAINERS_MAX:,} objects and lists")
     try:
         raw.decode()  # also what nobody will ask for
-        return Members(members_decoder.decode(raw))
+        return decoder.decode(raw)
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8 (byte {error.start})") from error
     except msgspec.ValidationError as error:
         kind = KINDS.get(raw.lstrip()[:1], "a number")
-        raise invalid(f"the body must be a JSON object, not {kind}") from error
+        raise invalid(f"the body must be {wanted}, not {kind}") from error
     except msgspec.DecodeError as error:
         raise invalid(f"the body is no JSON: {error}") from error
     except RecursionError as error:

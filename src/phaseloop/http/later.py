@@ -19,10 +19,6 @@ async def feature_disabled(_request: Request) -> Response:
     return error_response(ApiError("feature_disabled", "this feature is disabled"))
 
 
-async def lora_adapters(_request: Request) -> Response:
-    return json_response([])
-
-
 async def set_properties(request: Request) -> Response:
     """As in llama-server, whose properties cannot be changed either, it only says so."""
     if not options_of(request).props:
@@ -38,8 +34,6 @@ ROUTER = refuse("This server serves one model, which it was started with; llama-
 STREAMS = refuse("This server cannot resume a stream yet; send the request again")
 
 ROWS: tuple[Row, ...] = (
-    get(lora_adapters, "/lora-adapters"),
-    post(refuse("This server does not support adapters yet"), "/lora-adapters"),
     post(set_properties, "/props"),
     post(RESPONSES, "/v1/responses", "/responses"),
     post(MESSAGES, "/v1/messages"),

@@ -21,6 +21,7 @@ def properties_of(served: Served, options: HttpOptions) -> dict[str, object]:
         seed=served.default_seed,
         limit=served.default_limit,
         drafters=served.service.description.drafters,
+        adapters=served.loras.default,
     )
     params |= {
         "n_keep": 0,

@@ -6,9 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import Request
-from phaseloop.engine.settings import Sampling, Speculation
+from phaseloop.engine.settings import Adapters, Sampling, Speculation
 from phaseloop.text.stops import StopStrings
 
+from .adapters import adapters_of
 from .errors import invalid_field, not_supported
 from .request_fields import INT_MAX, Fields, choice, is_empty, shown, texts, wrong
 from .sampling_fields import PROBS_MAX, breaker_strings_of, sampling_of, seed_of
@@ -57,6 +58,7 @@ class Wanted(Struct, frozen=True):
     timing_field: bool
     echo: bool
     reasoning_format: ReasoningFormat  # none: what a model thinks stays in its answer
+    adapters: Adapters
 
 
 def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -> Wanted:
@@ -106,6 +108,7 @@ def wanted_of(fields: Fields, shape: Shape, served: Served, http: HttpOptions) -
         timing_field=fields.flag("phaseloop", http.timing_field),
         echo=echo,
         reasoning_format=reasoning_format_of(fields, served.reasoning_format),
+        adapters=adapters_of(fields, served.loras),
     )
 
 
@@ -130,7 +133,6 @@ def refuse_what_comes_later(fields: Fields) -> None:
     """Fields of llama-server and OpenAI that would change the answer, and cannot yet."""
     fields.refuse("grammar", is_harmless=is_empty)
     fields.refuse("json_schema", is_harmless=lambda _: False)
-    fields.refuse("lora", is_harmless=is_empty)
     fields.refuse("n_indent", is_harmless=is_empty)
     fields.refuse("functions", is_harmless=is_empty)
     fields.refuse("best_of", is_harmless=lambda best: best == (fields.raw.get("n") or 1))

@@ -17,6 +17,7 @@ from phaseloop.runtime.watch import Counters
 from phaseloop.text.chat_template import ChatTemplate
 from phaseloop.text.tokenizer import Tokenizer
 
+from .adapters import Loras
 from .errors import unavailable
 from .histograms import Durations
 from .sampling_fields import BREAKERS_DEFAULT
@@ -81,6 +82,7 @@ class Served(Struct, frozen=True):
     template_variables: Mapping[str, object] = {}  # beneath a request's chat_template_kwargs
     embd_normalize: int = 2  # of embeddings whose request does not say; 2: to length 1
     slot_files: SlotFiles | None = None  # None: slots are not saved to disk
+    loras: Loras = field(default_factory=Loras)
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(BLOCKING_THREADS))
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

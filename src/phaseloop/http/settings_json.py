@@ -3,8 +3,9 @@
 /props shows the server's own, /slots those of the request that has the slot, and an answer its own.
 """
 
-from phaseloop.engine.settings import Sampling
+from phaseloop.engine.settings import Adapters, Sampling
 
+from .adapters import shown
 from .request_fields import Json
 
 SEED_RANDOM = (1 << 32) - 1  # what llama-server shows where each request draws its own
@@ -21,12 +22,16 @@ ALWAYS: Json = {
     "reasoning_in_content": False,
     "generation_prompt": "",
     "backend_sampling": False,
-    "lora": [],
 }
 
 
 def settings_json(
-    sampling: Sampling, *, seed: int | None, limit: int | None, drafters: str
+    sampling: Sampling,
+    *,
+    seed: int | None,
+    limit: int | None,
+    drafters: str,
+    adapters: Adapters,
 ) -> Json:
     """`seed` None: drawn for each request.  `limit` in tokens, None without one.
 
@@ -61,4 +66,5 @@ def settings_json(
         "post_sampling_probs": sampling.post_sampling_probs,
         **ALWAYS,
         "speculative.types": drafters,
+        "lora": shown(adapters),
     }

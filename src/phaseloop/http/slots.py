@@ -63,6 +63,7 @@ def task_of(service: Service, seat: Seat) -> dict[str, object]:
             seed=content.seed,
             limit=limit,
             drafters=service.description.drafters,
+            adapters=content.adapters,
         )
         if service.state.limits.draft_tokens:
             shown["drafts"] = drafts_of(stream.timing, s.choice)

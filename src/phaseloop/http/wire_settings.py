@@ -13,7 +13,13 @@ def settings_of(wanted: Wanted, seed: int, drafters: str) -> Json:
     `seed` is the one that was used, so that asking again with it gives the same answer.
     """
     return {
-        **settings_json(wanted.sampling, seed=seed, limit=wanted.limit, drafters=drafters),
+        **settings_json(
+            wanted.sampling,
+            seed=seed,
+            limit=wanted.limit,
+            drafters=drafters,
+            adapters=wanted.adapters,
+        ),
         "dry_sequence_breakers": wanted.breaker_texts,
         "stop": wanted.stop_texts,
         "n_keep": wanted.keep,

@@ -45,6 +45,7 @@ class Plan(Struct, frozen=True):
     states_bytes: int = 0  # of all slots
     copies_bytes: int = 0
     drafter_bytes: int = 0  # a model that drafts; its cache is in position_bytes
+    adapters_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -52,8 +53,8 @@ class Plan(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        fixed = self.weights_bytes + self.copies_bytes + self.states_bytes + self.scratch_bytes
-        return fixed + self.drafter_bytes + self.cache_bytes
+        loaded = self.weights_bytes + self.copies_bytes + self.drafter_bytes + self.adapters_bytes
+        return loaded + self.states_bytes + self.scratch_bytes + self.cache_bytes
 
     @property
     def fits(self) -> bool:
@@ -72,6 +73,7 @@ class Plan(Struct, frozen=True):
         parts = [
             f"weights {size(self.weights_bytes)}",
             *([f"repacked copies {size(self.copies_bytes)}"] if self.copies_bytes else ()),
+            *([f"adapters {size(self.adapters_bytes)}"] if self.adapters_bytes else ()),
             f"KV cache {size(self.cache_bytes)} for {self.context} tokens "
             f"(a slot up to {slot} for {self.sequence})",
             f"scratch {size(self.scratch_bytes)}",
