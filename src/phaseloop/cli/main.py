@@ -27,6 +27,7 @@ COMMANDS = {  # in the order of the help
     "serve": "serve a model over HTTP, with prompts and answers in separate phases",
     "pull": "fetch a model into the cache, or list what is there",
     "inspect": "show what a GGUF file holds, the memory it takes, and whether it can be served",
+    "doctor": "say what this machine has for phaseloop, what is wrong with it, and what to do",
     "top": "watch what each slot of a running server does, and why",
     "simulate": "run a workload against a policy in virtual time, and measure it",
     "check": "visit every state of the reducer within bounds, and check every promise",
