@@ -41,7 +41,8 @@ def expected(path, text):
 def test_an_encoder_is_served_traced_and_replayed(tmp_path):
     path = encoder_file().write(tmp_path / "tiny.gguf")
     trace = tmp_path / "trace.jsonl"
-    with ServeProcess("-m", str(path), "-t", "1", "--embeddings", "--trace", str(trace)) as server:
+    flags = ("--embeddings", "--trace", str(trace), "--trace-content", "ids")
+    with ServeProcess("-m", str(path), "-t", "1", *flags) as server:
         url = server.ready()
         with client(url) as http:
             made = http.post("/v1/embeddings", json={"input": TEXTS}).raise_for_status().json()
@@ -61,6 +62,13 @@ def test_an_encoder_is_served_traced_and_replayed(tmp_path):
         [*PHASELOOP, "replay", str(trace)], capture_output=True, text=True, check=False
     )
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    again = subprocess.run(
+        [*PHASELOOP, "replay", str(trace), "--engine", "-m", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 2 and "a trace holds no vectors" in again.stderr
 
 
 def test_a_ranking_model_is_served(tmp_path):

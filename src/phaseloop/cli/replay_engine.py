@@ -15,6 +15,7 @@ from phaseloop.engine.cpu_load import CpuOptions, engine_over
 from phaseloop.engine.draft_recorded import RecordedDrafts
 from phaseloop.engine.protocol import Engine, EngineDied
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.engine.settings import POOLINGS
 from phaseloop.engine.speculate import Terms
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
@@ -95,6 +96,9 @@ def loaded(args: Namespace, header: Header, drafts: RecordedDrafts | None) -> En
     found = ENGINE_NAME.fullmatch(header.engine)
     if found is None:
         raise UserError(f"--engine: {args.trace} was made by {header.engine}, which runs no model")
+    if header.engine.rpartition("-")[2] in POOLINGS:
+        what = f"{args.trace} is of a server for embeddings, and a trace holds no vectors"
+        raise UserError(f"--engine: {what}; the decisions are replayed without --engine")
     limits = header.limits
     options = CpuOptions(
         slot_count=limits.slot_count,
