@@ -136,7 +136,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
         engine.snapshots,
         limits_of(engine.describe()),
         engine.positions,
-        saved and Directory(Path(saved), engine.origin),
+        None if saved is None else Directory(Path(saved), engine.origin),
         tuple(Lora(str(one.path), one.task_name, one.prompt_prefix) for one in adapters),
     )
 
