@@ -65,6 +65,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     other.add_argument(
         "-m", "--model", type=some_path, metavar="FILE", help="of a trace of ids: a GGUF"
     )
+    other.add_argument(
+        "--lora", type=some_path, action="append", metavar="FILE",
+        help="of --engine: an adapter that was served, in the order of the command line then",
+    )  # fmt: skip
     other.add_argument("-t", "--threads", type=int, metavar="N", help="of --engine (all CPUs)")
     other.add_argument("--predicate", metavar="TEXT", help="'gap_max_ms > 500 and failed == 0'")
     other.add_argument("--tries", type=int, metavar="N", help="runs that --shrink may make (2000)")
@@ -139,6 +143,7 @@ def check_options(args: Namespace) -> None:
         "predicate": ("shrink",),
         "tries": ("shrink",),
         "model": ("engine",),
+        "lora": ("engine",),
         "threads": ("engine",),
     }
     for name, wanted in needs.items():

@@ -17,6 +17,7 @@ from phaseloop.engine.protocol import Engine, EngineDied
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.engine.settings import POOLINGS
 from phaseloop.engine.speculate import Terms
+from phaseloop.model.adapter import open_adapter
 from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import Weights, open_weights
@@ -114,15 +115,19 @@ def loaded(args: Namespace, header: Header, drafts: RecordedDrafts | None) -> En
     try:
         weights = open_weights(by_name(str(args.model)))
         check_model(args, header, weights.digest())
+        model = load_model(weights)
+        adapters = [open_adapter(path, weights, model) for path in args.lora or ()]
+        check_adapters(args, header, [one.digest for one in adapters])
         with bar("weights") as report:
             engine = engine_over(
                 weights,
-                load_model(weights),
+                model,
                 ChainSampler(),
                 options,
                 report,
                 ends_of(weights),
                 drafting=lambda backend: (drafts, Terms(cost=0.0)),
+                adapters=adapters,
             )
     except (ModelError, BackendError) as error:
         raise UserError(str(error)) from None
@@ -149,6 +154,22 @@ def check_model(args: Namespace, header: Header, digest: str) -> None:
             f"--engine: {args.model} is not the model of the trace: its digest is {digest}, the "
             f"trace has {header.model} (--force runs it all the same)"
         )
+
+
+def check_adapters(args: Namespace, header: Header, digests: list[str]) -> None:
+    """Also --force cannot do without them: prompts name them by number."""
+    served = header.adapters or ()
+    if len(served) != len(digests):
+        raise UserError(
+            f"--engine: {args.trace} was made with {len(served)} adapters, and {len(digests)} are "
+            "named; name each with --lora FILE, in the order in which they were served"
+        )
+    for number, (one, other) in enumerate(zip(served, digests, strict=True)):
+        if one != other and not args.force:
+            raise UserError(
+                f"--engine: {args.lora[number]} is not adapter {number} of the trace: its digest "
+                f"is {other}, the trace has {one} (--force takes it all the same)"
+            )
 
 
 # --- what it says ---------------------------------------------------------------------------------

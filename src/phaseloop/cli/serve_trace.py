@@ -58,6 +58,7 @@ class Trace:
             limits=ready.limits,
             engine=description.name,
             model=description.model,
+            adapters=description.adapters or None,
             seed=ready.seed,
             content=self._content,
             cache_ram_bytes=None if self._content == "counts" else description.cache_ram_bytes,

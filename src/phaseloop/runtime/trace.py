@@ -94,6 +94,7 @@ class Header(Line, frozen=True, gc=False, kw_only=True, tag="header"):
     model: str | None = None  # digest of the model file; None for engines without one
     seed: int = 0  # of whatever the engine and the gateway drew
     content: TraceContent = "counts"
+    adapters: tuple[str, ...] | None = None  # digests of those loaded, by id; None for none
     cache_ram_bytes: int | None = None  # the engine's, for who runs it again; None in counts
 
 
@@ -220,8 +221,9 @@ def header_line(header: Header) -> bytes:
     fields = msgspec.structs.asdict(header)
     for name in ("policy", "limits"):
         fields[name] = msgspec.structs.asdict(fields[name])
-    if header.cache_ram_bytes is None:
-        del fields["cache_ram_bytes"]
+    for name in ("adapters", "cache_ram_bytes"):
+        if fields[name] is None:
+            del fields[name]
     return msgspec.json.encode({"line": "header", **fields})
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, fields
 
 from phaseloop.core.vocabulary import AnyEvent, RequestArrived, RequestId, RoundCompleted
 from phaseloop.engine.protocol import Content
-from phaseloop.engine.settings import Sampling
+from phaseloop.engine.settings import Adapters, Sampling
 
 from .digest import digest_of, encode
 from .trace_decode import explain_decode_error
@@ -34,7 +34,7 @@ class ContentLine(Struct, frozen=True, gc=False, forbid_unknown_fields=True, tag
     """A line that no decision depends on."""
 
 
-class PromptLine(ContentLine, frozen=True, gc=False, tag="prompt"):
+class PromptLine(ContentLine, frozen=True, gc=False, tag="prompt", omit_defaults=True):
     """What a request asks the engine to do.  `sampling` as spelled_sampling has it."""
 
     request_id: RequestId
@@ -44,10 +44,12 @@ class PromptLine(ContentLine, frozen=True, gc=False, tag="prompt"):
     reuse: bool  # whether the prompt might find state of earlier ones
     text: str | None  # None in a trace of ids, and where the client sent none
     chain: str
+    adapters: Adapters = ()  # left out, also of the chain, where there are none
 
     def content(self) -> Content:
         """Raises ValueError for settings that do not exist or have no such value."""
-        return Content(self.tokens, self.seed, sampling_of(self.sampling), self.reuse)
+        sampling = sampling_of(self.sampling)
+        return Content(self.tokens, self.seed, sampling, self.reuse, adapters=self.adapters)
 
 
 class GeneratedLine(ContentLine, frozen=True, gc=False, tag="generated"):
@@ -84,7 +86,7 @@ class ContentChain:
             text = text.encode("utf-8", "backslashreplace").decode()
         sampling = spelled_sampling(content.sampling)
         asked = (request_id, content.tokens, content.seed, sampling, content.reuse)
-        line = PromptLine(*asked, text, "")
+        line = PromptLine(*asked, text, "", content.adapters)
         if text is not None and len(encode(line)) > LINE_BYTES_MAX // 2:
             line = msgspec.structs.replace(line, text=None)
         return self._chained(line)
@@ -139,6 +141,8 @@ class ContentChain:
 def chain_after(chain: str, line: AnyContentLine) -> str:
     values = asdict(line)
     del values["chain"]
+    if not values.get("adapters"):
+        values.pop("adapters", None)
     return digest_of(encode((chain, *values.values())))
 
 

@@ -151,11 +151,14 @@ class Redactor:
     """
 
     def __init__(self, out: BinaryIO, header: Header, state: State) -> None:
-        redacted = replace(header, model=None, seed=0, content="counts", cache_ram_bytes=None)
+        redacted = replace(
+            header, model=None, adapters=None, seed=0, content="counts", cache_ram_bytes=None
+        )
         self.dropped: dict[str, int] = {}
         self._note("prompt text", header.content == "text")
         self._note("token ids, seeds and sampling settings", header.content != "counts")
         self._note("model digest", header.model != redacted.model)
+        self._note("digests of adapters", header.adapters is not None)
         self._note("seed", header.seed != redacted.seed)
         self._writer = TraceWriter(out, redacted, state)
 
