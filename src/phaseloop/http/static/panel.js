@@ -40,7 +40,9 @@ export function showCounters(history, nowNs) {
   });
   const { slot_count: slots, page_count: pages } = history.head;
   setText("count-phase", turn ? turn.phase : "–");
-  setText("count-cohort", turn ? `${turn.cohort}${turn.sealed ? ", sealed" : ""}` : "–");
+  // Beside the name, since it comes and goes many times a second, and nothing may move for it.
+  setText("count-cohort-name", turn?.sealed ? "Cohort, sealed" : "Cohort");
+  setText("count-cohort", turn ? number(turn.cohort) : "–");
   setText("count-seated", history.head.names ? "–" : `${seated.length} of ${slots}`);
   setText("count-queue", line ? String(line.length) : "–");
   setText("count-pages", figure ? `${number(figure.reserved)} of ${number(pages)}` : "–");
