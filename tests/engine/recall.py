@@ -37,10 +37,12 @@ from phaseloop.core.vocabulary import (
     StopMatched,
 )
 from phaseloop.engine.cpu import ModelEngine
+from phaseloop.engine.draft_model import DraftModel
 from phaseloop.engine.protocol import Content, RoundError, limits_of
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.engine.settings import GREEDY
 from phaseloop.engine.snapshots import Snapshots
+from phaseloop.engine.speculate import Terms
 from phaseloop.ops.interface import Aborted, BackendError, Snapshot, Span
 from phaseloop.runtime.prefixes import PrefixIndex
 
@@ -152,7 +154,9 @@ def recall_engine(
     reuse_generated: bool = False,
     ram_bytes: int = 1 << 20,
     pages: int | None = None,
+    drafter: RecallBackend | None = None,
 ) -> tuple[ModelEngine, RecallBackend]:
+    """`drafter`: the backend of a model that drafts, with a region per slot."""
     backend = RecallBackend(slots, context, like_prompt=reuse_generated)
     engine = ModelEngine(
         backend,
@@ -164,8 +168,23 @@ def recall_engine(
         reuse_generated=reuse_generated,
         page_count=pages,
         snapshots=Snapshots(ram_bytes),
+        drafter=drafter and drafting(drafter, slots, context),
+        terms=Terms(cost=0.0),
     )
     return engine, backend
+
+
+def drafting(backend: RecallBackend, slots: int, context: int) -> DraftModel:
+    return DraftModel(
+        backend,
+        ChainSampler(),
+        slot_count=slots,
+        most=4,
+        context_length=context,
+        vocabulary=VOCABULARY,
+        target_vocabulary=VOCABULARY,
+        end_tokens=frozenset(),
+    )
 
 
 class Shell:
@@ -241,7 +260,11 @@ class Shell:
             pairs = zip(launch.lanes, outcome.tokens, strict=True)
             self._drawn = {(lane.request_id, lane.choice): ids for lane, ids in pairs}
             event = RoundCompleted(
-                at_ns=0, round_id=launch.round_id, results=outcome.results, duration_ns=1000
+                at_ns=0,
+                round_id=launch.round_id,
+                results=outcome.results,
+                duration_ns=1000,
+                drafted=outcome.drafted,
             )
         self._flight, self._is_aborted = None, False
         answers = [self._do(job) for job in self._waiting]

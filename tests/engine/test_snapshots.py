@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recall import GARBAGE, Shell, answer, chance, recall_engine
+from recall import GARBAGE, RecallBackend, Shell, answer, chance, recall_engine
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import Candidate
@@ -68,6 +68,21 @@ def put(store, ids, saved=None):
         return Snapshot(len(ids), (np.zeros((len(ids), 8), np.uint8),))
 
     return store.put(packed(ids), 8 * len(ids), save)
+
+
+class Followed:
+    size_bytes = 300
+
+
+def test_what_a_drafter_keeps_counts_and_goes_with_it():
+    store = Snapshots(3 * 1200)
+    cells = Snapshot(100, (np.zeros((100, 8), np.uint8),))
+    store.put(packed(A), 800 + 300, lambda: cells, Followed)
+    assert store.size_bytes == 1200 + 300
+    assert isinstance(store.find(packed(A)).kept.followed, Followed)
+    put(store, B)
+    put(store, C)
+    assert found(store, A) is None and store.size_bytes == 2 * 1200
 
 
 def found(store, prompt):
@@ -414,13 +429,20 @@ def check(served):
     st.booleans(),
     st.sampled_from([0, 700, 5000]),
     st.sampled_from([(None, False), (2, False), (3, True)]),
+    st.sampled_from(["nobody", "right", "wrong"]),
 )
-def test_no_interleaving_makes_a_wrong_answer(seed, policy, reuse_generated, ram_bytes, memory):
+def test_no_interleaving_makes_a_wrong_answer(
+    seed, policy, reuse_generated, ram_bytes, memory, drafts
+):
+    """Nor with drafts: by the same model, or by one to which generated tokens are others."""
     source, (pages, save_idle) = random.Random(seed), memory
     failures = source.choice((0, 6))
+    context = source.choice((64, 256))
+    drafter = RecallBackend(3, context, like_prompt=reuse_generated == (drafts == "right"))
     engine, backend = recall_engine(
         slots=3,
-        context=source.choice((64, 256)),
+        context=context,
+        drafter=None if drafts == "nobody" else drafter,
         reuse_generated=reuse_generated,
         ram_bytes=ram_bytes,
         pages=pages,
@@ -434,7 +456,9 @@ def test_no_interleaving_makes_a_wrong_answer(seed, policy, reuse_generated, ram
         save_idle=save_idle,
     )
     for _ in range(60):
+        drafter.fails = chance(source, failures)
         happen(served, backend, source, failures)
+    drafter.fails = False
     for request_id in served.live():
         if served.requests[request_id].output_limit is None:
             served.cancel(request_id)

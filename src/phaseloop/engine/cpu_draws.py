@@ -92,6 +92,9 @@ class Draws:
                 check = checks[index]
                 check.slot.append((check.drafts[depth],), cold=check.is_cold)
             depth += 1
+        for check in checks:
+            if check.drafts and check.slot.logits is not None:
+                check.slot.logits = check.slot.logits.copy()  # so that the other rows can go
         return [
             replace(one, drafted=len(check.drafts))
             for one, check in zip(found, checks, strict=True)

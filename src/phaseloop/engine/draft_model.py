@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import SlotIndex
-from phaseloop.ops.interface import Backend, Snapshot, Span
+from phaseloop.ops.interface import Backend, Rows, Snapshot, Span
 
 from .draft import Computed, Followed, Wish
 from .reuse import reachable
@@ -128,9 +128,18 @@ class DraftModel:
                 spans.append(Span(one.slot, start, tokens, 0, False, (end,)))
         if not spans:
             return
-        self._backend.forward(spans)
+        self._forward(spans, agreed=True)
+
+    def _forward(self, spans: Sequence[Span], *, agreed: bool) -> Rows:
+        try:
+            logits = self._backend.forward(spans)
+        except Exception:
+            for span in spans:  # what was written is anything
+                self._backend.truncate(span.region, span.start)
+            raise
         for span in spans:
-            self._readers[span.region].read(span.tokens, span.start, agreed=True)
+            self._readers[span.region].read(span.tokens, span.start, agreed=agreed)
+        return logits
 
     def _cut(self, slot: SlotIndex, sequence: Sequence[int], most: int) -> int:
         """Go back to where the sequence and what was read part, or to `most`; say where that is."""
@@ -167,9 +176,7 @@ class DraftModel:
         """A draft for each, then those of them that want another; `spans` lead to the first."""
         is_first = True
         while spans:
-            logits = self._backend.forward(spans)
-            for span in spans:
-                self._readers[span.region].read(span.tokens, span.start, agreed=is_first)
+            logits = self._forward(spans, agreed=is_first)
             is_first = False
             draws = [draw_of(one) for one in going]
             sampled = self._sampler.sample(logits, draws) if draws else []
