@@ -191,6 +191,7 @@ async def test_requests_that_run_and_requests_that_wait():
     assert found["phaseloop:slots empty"] == found["phaseloop:slots generating"] == 0
     assert found["phaseloop:kv_pages reserved"] == 3 + 3
     assert found["phaseloop:kv_pages free"] == 64 - 6
+    assert found["phaseloop:kv_usage_ratio"] == 6 / 64
     assert found["phaseloop:kv_pages cached"] == 0
     assert found["phaseloop:saved_sequences"] == 0
 

@@ -170,7 +170,10 @@ class ServiceCollector(Collector):
         yield labelled("slots", "Slots by role.", "role", roles(state))
         yield gauge("queue_length", "Requests that wait for a slot.", len(state.queue))
         yield gauge("saved_sequences", "Sequences in host RAM.", len(state.saved))
-        yield labelled("kv_pages", "KV pages by use.", "use", pages(state))
+        used = pages(state)
+        yield labelled("kv_pages", "KV pages by use.", "use", used)
+        share = used["reserved"] / state.limits.page_count
+        yield gauge("kv_usage_ratio", "Reserved KV pages as a share of all, 0 to 1.", share)
         yield counted("phase_changes", "Changes of phase.", counters.phase_changes)
         yield counted("mixed_rounds", "Rounds with prompt and decode rows.", counters.mixed_rounds)
         yield by_label("rounds", "Rounds by kind.", "kind", rounds(counters))
@@ -212,7 +215,7 @@ def rounds(counters: Counters) -> dict[str, int]:
     }
 
 
-def gauge(name: str, text: str, value: int) -> Metric:
+def gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"phaseloop:{name}", text, value=value)
 
 
