@@ -11,7 +11,7 @@ from phaseloop.core.policy import PRESETS
 from phaseloop.core.vocabulary import FinishReason, Request
 from phaseloop.engine.cpu import ModelEngine
 from phaseloop.engine.protocol import limits_of
-from phaseloop.engine.settings import Likelihood, Sampling, Speculation
+from phaseloop.engine.settings import Adapters, Likelihood, Sampling, Speculation
 from phaseloop.engine.snapshots import Snapshots
 from phaseloop.runtime.gateway import Begun, Delivered, Stream, Submission
 from phaseloop.runtime.prefixes import PrefixIndex
@@ -35,6 +35,7 @@ class Job(Struct, frozen=True):
     leaves: Literal["queued", "begun"] | int | None = None
     choices: int = 1
     stop_points: tuple[int, ...] = ()
+    adapters: Adapters = ()
     speculation: Speculation = Speculation()
 
 
@@ -88,7 +89,14 @@ def submission(job: Job) -> Submission:
         choices=job.choices,
         stop_points=job.stop_points,
     )
-    return Submission(request, job.prompt, job.seed, job.sampling, speculation=job.speculation)
+    return Submission(
+        request,
+        job.prompt,
+        job.seed,
+        job.sampling,
+        speculation=job.speculation,
+        adapters=job.adapters,
+    )
 
 
 async def read(stream: Stream, job: Job) -> Answer:
