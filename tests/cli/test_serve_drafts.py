@@ -132,9 +132,10 @@ def test_n_grams_and_a_coarser_model(model, folder, plain):
             answers = [ask(http, **body) for body in asked]
             metrics = http.get("/metrics").text
             settings = http.get("/props").json()["default_generation_settings"]["params"]
-        assert "draft model" in next(
-            line["plan"] for line in server.lines if line["event"] == "memory"
-        )
+        told = {line["event"]: line for line in server.lines}
+    assert "draft model" in told["memory"]["plan"]
+    assert told["drafts"]["by"] == "ngram-simple,draft-simple"
+    assert (told["drafts"]["most"], told["drafts"]["cost"]) == (48, 0)
     assert [shown(answer) for answer in answers] == [shown(answer) for answer in expected]
     drafted = sum(answer["timings"].get("draft_n", 0) for answer in answers)
     accepted = sum(answer["timings"].get("draft_n_accepted", 0) for answer in answers)

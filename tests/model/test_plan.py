@@ -17,6 +17,7 @@ from phaseloop.model.plan import (
     plan_memory,
     position_bytes,
     size,
+    with_drafter,
 )
 from phaseloop.model.weights import open_weights
 
@@ -49,6 +50,19 @@ def test_the_parts_are_what_arithmetic_says(weights):
     assert found.weights_bytes == sum(w.data.nbytes for w in weights.tensors.values())
     logits, rows, masks = 2 * 4 * 4 * VOCABULARY, 2 * 4 * 512 * HIDDEN, 4 * 512 * 512
     assert found.scratch_bytes == PROCESS_BYTES + logits + rows + masks
+
+
+def test_drafts_have_rows_of_logits_and_their_model_its_own_parts(weights):
+    model = load_model(weights)
+    sizes = {"context": 1024, "cache": "F16", "slot_count": 4, "ubatch": 512}
+    alone = plan_memory(weights, model, **sizes, available_bytes=None)
+    drafting = plan_memory(weights, model, **sizes, available_bytes=None, draft_tokens=5)
+    assert drafting.scratch_bytes - alone.scratch_bytes == 2 * 4 * 4 * 5 * VOCABULARY
+    both = with_drafter(drafting, alone)
+    assert both.position_bytes == 2 * alone.position_bytes
+    assert both.drafter_bytes == alone.weights_bytes + alone.scratch_bytes - PROCESS_BYTES
+    assert both.total_bytes == drafting.total_bytes + alone.total_bytes - PROCESS_BYTES
+    assert f"draft model {size(both.drafter_bytes)}" in both.describe()
 
 
 @pytest.mark.parametrize(

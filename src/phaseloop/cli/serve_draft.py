@@ -25,6 +25,7 @@ from phaseloop.text.vocabulary import Vocabulary, VocabularyError
 
 from .errors import UserError
 from .models import resolve
+from .serve_loaded import Reporter
 from .serve_settings import Settings
 
 
@@ -120,6 +121,7 @@ def drafter_of(
     model: Model,
     options: CpuOptions,
     end_tokens: frozenset[int],
+    reporter: Reporter,
     target: Backend,
 ) -> tuple[Drafter | None, Terms]:
     """Who drafts, and on what terms; None if nobody does.  `options` are the target's."""
@@ -138,7 +140,9 @@ def drafter_of(
     if settings.draft_cost is not None:
         cost = settings.draft_cost
     terms = Terms(settings.draft_n_min, settings.draft_p_min, cost)
-    return (drafters[0] if len(drafters) == 1 else Drafters(drafters)), terms
+    drafter = drafters[0] if len(drafters) == 1 else Drafters(drafters)
+    reporter.say("drafts", by=drafter.name, most=drafter.most, cost=round(cost, 3))
+    return drafter, terms
 
 
 def drafting_model(
@@ -165,6 +169,12 @@ def drafting_model(
         end_tokens=end_tokens,
     )
     return drafter, hidden_cost(target, backend, draft.hidden)
+
+
+def draft_tokens(settings: Settings) -> int:
+    """The most drafts of a lane."""
+    sizes = {"ngram-simple": settings.ngram_size_m}
+    return max((sizes.get(kind, settings.draft_n_max) for kind in settings.drafters), default=0)
 
 
 def ngrams_of(settings: Settings) -> Ngrams:

@@ -35,7 +35,7 @@ from phaseloop.text.vocabulary import VocabularyError
 
 from .errors import UserError
 from .models import resolve
-from .serve_draft import Draft, drafter_of, open_draft
+from .serve_draft import Draft, draft_tokens, drafter_of, open_draft
 from .serve_loaded import Facts, Loaded, Reporter
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
@@ -123,7 +123,7 @@ def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
             options,
             progress.at,
             ends,
-            drafting=partial(drafter_of, settings, draft, model, options, ends),
+            drafting=partial(drafter_of, settings, draft, model, options, ends, reporter),
             taps=() if draft is None else draft.taps,
             adapters=adapters,
         )
@@ -161,7 +161,7 @@ def planned(
 
     repack = settings.repack
 
-    def plan_of(weights: Weights, model: Model, context: int) -> Plan:
+    def plan_of(weights: Weights, model: Model, context: int, drafts: int = 0) -> Plan:
         return plan_memory(
             weights,
             model,
@@ -171,10 +171,12 @@ def planned(
             ubatch=settings.ubatch,
             available_bytes=available_memory(),
             repack=repack,
+            draft_tokens=drafts,
         )
 
     def plan(context: int) -> Plan:
-        found = replace(plan_of(weights, model, context), adapters_bytes=adapters_bytes)
+        found = plan_of(weights, model, context, draft_tokens(settings))
+        found = replace(found, adapters_bytes=adapters_bytes)
         if draft is None:
             return found
         return with_drafter(found, plan_of(draft.weights, draft.model, context))

@@ -16,42 +16,20 @@ from msgspec.structs import asdict, replace
 from phaseloop.core.policy import DEFAULT, MS, PRESETS
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import Policy
-from phaseloop.engine.settings import SAMPLERS, Pooling, SamplerName, Sampling
+from phaseloop.engine.settings import Pooling, Sampling
 from phaseloop.runtime.trace_content import TraceContent
 
 from .errors import UserError
-from .flags import Group, Parsed, Reader, nearest
+from .flags import Group, Parsed, Reader
 from .flags_foreign import FOREIGN
 from .flags_serve import USED
 from .flags_speculation import KINDS
+from .serve_samplers import samplers_of
 from .simulate_options import POLICY_OPTIONS, adjusted
 
 SLOTS_AUTO = 4
 ROUND_MS_CPU = 500
 BREAKERS = ("\n", ":", '"', "*")
-LETTERS: dict[str, SamplerName] = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-}
-OTHER_NAMES: dict[str, SamplerName] = {  # that llama-server takes, too
-    "top-k": "top_k",
-    "top-p": "top_p",
-    "nucleus": "top_p",
-    "typical-p": "typ_p",
-    "typical": "typ_p",
-    "typ-p": "typ_p",
-    "typ": "typ_p",
-    "min-p": "min_p",
-    "temp": "temperature",
-    "top-n-sigma": "top_n_sigma",
-}
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,8 +235,9 @@ def check_drafts(settings: Settings) -> None:
         raise UserError("--spec-type and -md go with a model: --sim drafts as its engine says")
     if settings.model_draft is not None and settings.hf_repo_draft is not None:
         raise UserError("-md and -hfd both name a draft model; give one")
-    if "draft-simple" in settings.drafters and not settings.has_draft_model:
-        raise UserError("--spec-type draft-simple: name the draft model, with -md FILE")
+    for kind in ("draft-simple", "draft-dflash"):
+        if kind in settings.drafters and not settings.has_draft_model:
+            raise UserError(f"--spec-type {kind}: name the draft model, with -md FILE")
     has_model = any(kind.startswith("draft-") for kind in settings.drafters)
     if settings.draft_n_min > settings.draft_n_max and has_model:
         raise UserError(
@@ -338,38 +317,14 @@ def sampling_of(settings: Settings) -> Sampling:
     """Without what needs the tokenizer: breakers, and the tokens that --ignore-eos rules out."""
     values = asdict(settings)
     same = {name: values[name] for name in Sampling.__struct_fields__ if name in SAME_FIELDS}
-    return Sampling(**same, samplers=samplers_of(settings), logit_bias=settings.logit_bias)
+    samplers = samplers_of(settings.samplers, settings.sampler_seq)
+    return Sampling(**same, samplers=samplers, logit_bias=settings.logit_bias)
 
 
 SAME_FIELDS = (set(Sampling.__struct_fields__) & set(Settings.__struct_fields__)) - {
     "samplers",
     "logit_bias",
 }
-
-
-def samplers_of(settings: Settings) -> tuple[SamplerName, ...]:
-    if settings.samplers is not None and settings.sampler_seq is not None:
-        raise UserError("--samplers and --sampler-seq say the same; give one")
-    if settings.sampler_seq is not None:
-        return tuple(letter(one) for one in settings.sampler_seq)
-    if settings.samplers is not None:
-        return tuple(sampler(one) for one in settings.samplers.split(";") if one)
-    return SAMPLERS
-
-
-def letter(one: str) -> SamplerName:
-    if one not in LETTERS:
-        raise UserError(f"--sampler-seq {one!r}: possible are {', '.join(LETTERS)}")
-    return LETTERS[one]
-
-
-def sampler(name: str) -> SamplerName:
-    found = OTHER_NAMES.get(name, name)
-    for known in SAMPLERS:
-        if found == known:
-            return known
-    hint = nearest(name, SAMPLERS)
-    raise UserError(f"--samplers {name!r}: possible are {', '.join(SAMPLERS)}{hint}")
 
 
 def api_keys_of(settings: Settings) -> tuple[str, ...]:

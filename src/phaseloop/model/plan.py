@@ -97,11 +97,16 @@ def plan_memory(
     ubatch: int,
     available_bytes: int | None,
     repack: bool = False,
+    draft_tokens: int = 0,
 ) -> Plan:
-    """`context` is of all sequences together; `cache` the GGML type of keys and values."""
+    """`context` is of all sequences together; `cache` the GGML type of keys and values.
+
+    `draft_tokens` are verified at most per slot and pass, each with a row of logits.
+    """
     sequence = min(context, model.context_length)
     vocabulary = model.dimensions.vocabulary
-    logits_bytes = 2 * 4 * slot_count * vocabulary  # those kept, and those of a pass
+    # Those kept, and those of a pass, which it computes and hands over.
+    logits_bytes = 2 * 4 * slot_count * (1 + draft_tokens) * vocabulary
     masks_bytes = min(MASK_BYTES_MAX, 4 * ubatch * sequence)
     rows_bytes = 2 * 4 * ubatch * widest(weights, vocabulary)
     return Plan(
