@@ -161,7 +161,8 @@ class Bench:
         finally:
             device.release(halves)
             device.release(product)
-            cublas.destroy(handle)
+            with device.current("closing cuBLAS"):
+                cublas.destroy(handle)
 
 
 def address(array: Array) -> int:

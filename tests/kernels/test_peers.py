@@ -12,7 +12,7 @@ from cupy_double import Machine
 
 from phaseloop.kernels.contract import KernelError
 from phaseloop.kernels.cupy_device import CupyDevice
-from phaseloop.kernels.peers import PeerAccess, connect, parse_peer_access
+from phaseloop.kernels.peers import ROUNDS, PeerAccess, connect, parse_peer_access, patterns
 
 SIZE = 1000  # bytes per pattern
 EVERY = {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
@@ -45,6 +45,18 @@ def test_pairs_that_carry_patterns_are_used():
     assert arrives(devices, 2, 1)
     assert (2, 1) in machine.copies
     assert free[0] == 1 << 30, "the trial's memory is given back"
+
+
+def test_patterns_show_bytes_that_are_moved_stuck_or_another_pairs():
+    found = list(patterns(4096, 0, 1))
+    assert len(found) == 3 * ROUNDS
+    (_, counted), (_, inverted), (_, random) = found[:3]
+    assert len(set(counted.view(np.uint32).tolist())) == 1024  # no word is like another
+    assert np.array_equal(counted ^ inverted, np.full(4096, 0xFF))  # each bit is seen both ways
+    assert not np.array_equal(random, found[5][1])  # another one in the next round
+    for _, others in list(patterns(4096, 1, 0))[:3]:
+        assert not any(np.array_equal(others, mine) for _, mine in found)
+    assert {content.nbytes for _, content in patterns(1001, 0, 1)} == {1001}
 
 
 def test_a_pair_that_corrupts_is_refused_in_that_direction_alone(caplog):
