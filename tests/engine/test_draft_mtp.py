@@ -48,6 +48,7 @@ class Block(Model):
             draft_backend(self.draft, options, 512),
             ChainSampler(),
             slot_count=SLOTS,
+            context_length=512,
             most=most,
             end_tokens=frozenset(),
         )

@@ -20,6 +20,8 @@ def quantised(values: np.ndarray, kind: str) -> np.ndarray:
     """Bytes of `values` [N, D] in the type, by ggml's quantiser; any bytes where that is slow."""
     if kind == "F32":
         return values.astype(np.float32)
+    if kind == "I64":
+        return values.astype(np.int64)
     if kind in ("F16", "BF16"):
         return gguf.quants.quantize(values.astype(np.float32), GGMLQuantizationType[kind])
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]), np.float32)

@@ -4,11 +4,10 @@ from .flags import SWITCH, Group, Kind, fraction, integer, listed, nearest, own,
 
 N_MAX = 64  # drafts of one lane: each has a row of logits
 NGRAM_MAX = 1024
-KINDS = ("none", "ngram-simple", "draft-mtp", "draft-simple")
+KINDS = ("none", "ngram-simple", "draft-mtp", "draft-dflash", "draft-simple")
 # Kinds of llama-server that are not built, and what comes nearest.
 OTHERS = {
     "draft-eagle3": "draft-simple",
-    "draft-dflash": "draft-simple",
     "draft-dspark": "draft-simple",
     "ngram-map-k": "ngram-simple",
     "ngram-map-k4v": "ngram-simple",
@@ -44,7 +43,7 @@ SPECULATION = Group(
             text("FILE|NAME"),
             "model_draft",
             "a smaller model with the same vocabulary: draft-simple; "
-            "or a block that goes on from what the model computed: draft-mtp",
+            "or what goes on from the model's hidden rows: draft-mtp, draft-dflash",
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
         ),
         used(

@@ -165,10 +165,11 @@ def drafting_model(
         backend,
         ChainSampler(),
         slot_count=options.slot_count,
+        context_length=context,
         most=settings.draft_n_max,
         end_tokens=end_tokens,
     )
-    return drafter, hidden_cost(target, backend, draft.hidden)
+    return drafter, hidden_cost(target, backend, draft.hidden, settings.draft_n_max)
 
 
 def draft_tokens(settings: Settings) -> int:

@@ -8,6 +8,7 @@ from phaseloop.ops.interface import Backend
 
 from .cpu_load import CpuOptions
 from .draft_cost import pass_seconds
+from .draft_dflash import DflashDrafter, drafts_of
 from .draft_mtp import MtpDrafter
 from .sampler import Sampler
 
@@ -35,10 +36,21 @@ def hidden_drafter(
     sampler: Sampler,
     *,
     slot_count: int,
+    context_length: int,
     most: int,
     end_tokens: frozenset[int],
-) -> MtpDrafter:
+) -> MtpDrafter | DflashDrafter:
     """`backend` is the draft's; the drafter closes it."""
+    if draft.kind == "draft-dflash":
+        return DflashDrafter(
+            backend,
+            sampler,
+            draft,
+            slot_count=slot_count,
+            context_length=context_length,
+            most=most,
+            end_tokens=end_tokens,
+        )
     return MtpDrafter(
         backend,
         sampler,
@@ -50,7 +62,14 @@ def hidden_drafter(
     )
 
 
-def hidden_cost(target: Backend, backend: Backend, draft: Draft) -> float:
-    """The time of one draft, as a part of a pass of one row of the target."""
+def hidden_cost(target: Backend, backend: Backend, draft: Draft, most: int) -> float:
+    """The time of one draft, as a part of a pass of one row of the target.
+
+    A block costs the same however many of its drafts are used; they are taken to be all.
+    """
+    plain = pass_seconds(target, 1)
+    if draft.kind == "draft-dflash":
+        drafts = drafts_of(draft, most)
+        return pass_seconds(backend, 1 + drafts) / (drafts * plain) if drafts else 0.0
     given = np.zeros((1, draft.dimensions.given_width), np.float32)
-    return pass_seconds(backend, 1, given) / pass_seconds(target, 1)
+    return pass_seconds(backend, 1, given) / plain

@@ -14,7 +14,8 @@ class Draft(Struct, frozen=True):
     """`taps` is where the hidden rows are seen; `tensors` what it reads, some from the model.
 
     What follows is DFlash's: a block is a token and behind it `block_length - 1` times the token
-    `mask`.  `token_ids` are the model's ids of its own, where it knows fewer.
+    `mask`.  `token_ids` are the model's ids of its own, where it knows fewer.  `sections` is the
+    layout of its rotary pairs, for a model whose positions have several axes.
     """
 
     kind: DraftKind
@@ -25,3 +26,4 @@ class Draft(Struct, frozen=True):
     block_length: int = 0
     mask: int = 0
     token_ids: tuple[int, ...] | None = None
+    sections: tuple[int, ...] | None = None

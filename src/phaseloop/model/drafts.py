@@ -1,5 +1,6 @@
 """Who drafts from a model's hidden rows: a block of its own file, or another file."""
 
+from .dflash import dflash
 from .draft import Draft
 from .qwen35_draft import draft_of_file, draft_of_model
 from .qwen35_file import has_only_draft
@@ -21,6 +22,8 @@ def draft_from(weights: Weights, target: Weights) -> Draft | None:
     Raises ModelError where the two do not fit each other, or the file is not as it should be.
     """
     architecture = weights.get("general.architecture", str)
+    if architecture == "dflash":
+        return dflash(weights, target)
     if architecture not in HYBRIDS or not has_only_draft(weights, architecture):
         return None
     draft = draft_of_file(weights, architecture)

@@ -378,7 +378,8 @@ def fill_mask(mask: MaskInput, lane: int, piece: Span) -> None:
         return
     position: NDArray[np.int64] = np.arange(values.shape[1], dtype=np.int64)
     own = np.arange(piece.start, piece.start + count, dtype=np.int64)[:, None]
-    sees: NDArray[np.bool_] = position <= (own if mask.causal else own[-1])
+    last = own if mask.causal else np.full_like(own, own[-1])
+    sees: NDArray[np.bool_] = position <= last
     if mask.window is not None:
         sees &= position > own - mask.window
     values[:count] = np.where(sees, np.uint16(0), F16_NEVER)

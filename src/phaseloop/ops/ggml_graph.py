@@ -257,7 +257,9 @@ class GgmlOps:
 
     def finish(self, logits: Node) -> None:
         ggml.ggml_set_output(logits)
-        ggml.ggml_build_forward_expand(self._graph, logits)
+        # Inputs that the network has no use for are filled in all the same.
+        for node in (self._tokens, logits):
+            ggml.ggml_build_forward_expand(self._graph, node)
 
     def built(self, logits: Node) -> Built:
         """To be called once the graph has memory."""
