@@ -3,7 +3,7 @@
 //
 //   gated      y[t,f] = activate(gate[t,f]) * up[t,f]
 //   gate_heads y[t,h,:] = sigmoid(projected[t,h,D:]) * y[t,h,:], in place
-//   soft_cap   x[i] = cap * tanh(x[i] / cap), in place
+//   soft_cap   x[i] = cap * tanh(x[i] / cap), in place; NaN where x[i] is infinite
 //   Silu(x) = x / (1 + e^-x); Gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 //
 // Shapes     gate, up: f32 [T, F]; y: f16 [T, F]; x: f32 [count].  F and count are multiples of 4,
@@ -59,12 +59,14 @@ gate_heads(const float* projected, half* y, int D, int count) {
                           to_f16(sigmoid(g.w) * to_f32(high_of(pairs.y))))});
 }
 
+// x - x is 0, but for an infinity, which the cap would hide from those who look for it.
+DEVICE float capped(float x, float cap) { return cap * tanhf(x / cap) + (x - x); }
+
 KERNEL(THREADS, 8)
 soft_cap(float* x, float cap, int count) {
     const int i = (blockIdx.x * THREADS + threadIdx.x) * PACK;
     if (i >= count) return;
     float4* at = reinterpret_cast<float4*>(x + i);
     const float4 v = load(at);
-    store(at, float4{cap * tanhf(v.x / cap), cap * tanhf(v.y / cap), cap * tanhf(v.z / cap),
-                     cap * tanhf(v.w / cap)});
+    store(at, float4{capped(v.x, cap), capped(v.y, cap), capped(v.z, cap), capped(v.w, cap)});
 }

@@ -24,7 +24,8 @@ struct Scoring {
 
     DEVICE float of(float product) const {
         const float s = product * scale;
-        return cap > 0.0f ? cap * tanhf(s / cap) : s;
+        // s - s is 0, but NaN for an infinity, which the cap would hide.
+        return cap > 0.0f ? cap * tanhf(s / cap) + (s - s) : s;
     }
     DEVICE bool sees(int row_position, int key_position) const {
         return key_position <= row_position && row_position - key_position < window;

@@ -78,11 +78,14 @@ DEVICE void write_f16(const Place& to, const Octet& o, int D SITE) {
 template <bool IS_KEY>
 DEVICE void write_q8(const Place& to, const Octet& o, int D, bool has SITE) {
     const int dim = threadIdx.x % WARP * OCTET;
-    float largest = 0.0f;
+    // Magnitudes compare as their bits do, and so a NaN is the largest and makes the scale one,
+    // where fmaxf would drop it and its code would be an innocent zero.
+    u32 bits = 0;
 #pragma unroll
-    for (int j = 0; j < OCTET; ++j) largest = fmaxf(largest, fabsf(o.x[j]));
-    largest = fmaxf(largest, shuffle_xor(largest, 1 AT));
-    largest = fmaxf(largest, shuffle_xor(largest, 2 AT));  // of the group's four lanes
+    for (int j = 0; j < OCTET; ++j) bits = max(bits, f32_bits(o.x[j]) & 0x7fffffffu);
+    bits = max(bits, shuffle_xor(bits, 1 AT));
+    bits = max(bits, shuffle_xor(bits, 2 AT));  // of the group's four lanes
+    const float largest = f32_of(bits);
     if (!has) return;
     const float scale = largest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     u8* plane = static_cast<u8*>(to.elements);

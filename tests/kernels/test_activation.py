@@ -54,6 +54,13 @@ def test_soft_cap(host):
     assert np.abs(y - 30 * np.tanh(x.astype(np.float64) / 30)).max() <= 30 * 1e-6
 
 
+def test_a_cap_does_not_hide_an_infinity(host):
+    y = np.array([np.inf, -np.inf, np.nan, 3e38], np.float32)
+    host.run(soft_cap(y, 30.0))
+    assert np.isnan(y[:3]).all()
+    assert y[3] == 30
+
+
 def test_gate_heads(host):
     rng = np.random.default_rng(2)
     projected = (3 * rng.standard_normal((5, 3, 72))).astype(np.float32)

@@ -175,6 +175,18 @@ def test_q8_codes_are_those_of_ggml(host):
     assert not cache.value_scales[page, :, :, 0].any()
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e9])
+def test_what_is_no_number_is_no_number_in_the_cache(host, kind, value):
+    """Neither quantisation nor a half's limits may turn it into one."""
+    case = Case(host, kind, 64, 64, "halves")
+    case.v[0, :, 5] = value
+    with np.errstate(invalid="ignore"):
+        cached = case.cached(case.run()[1])[1]
+    assert not np.isfinite(cached[0, :, 5]).any()
+    assert np.isfinite(cached[1:]).all()
+
+
 def test_gates_may_lie_beside_queries(host):
     case = Case(host, "F16", 64, 64, "halves", normed=True)
     q_out, _ = case.run()
@@ -211,7 +223,7 @@ FAULTS = {
         "kv.cuh", "* Kind::PIECE + token %", "* Kind::PIECE + 7 - token %"),
     "norms over half a head": ("rope.cu", "/ float(D) + epsilon", "/ float(D / 2) + epsilon"),
     "scale and codes of different groups": (
-        "heads.cuh", "shuffle_xor(largest, 2", "shuffle_xor(largest, 4"),
+        "heads.cuh", "shuffle_xor(bits, 2", "shuffle_xor(bits, 4"),
     "values turn, too": ("rope.cu", "if (is_query || is_key) {", "if (true) {"),
 }  # fmt: skip
 
