@@ -155,9 +155,10 @@ def recall_engine(
     ram_bytes: int = 1 << 20,
     pages: int | None = None,
     drafter: RecallBackend | None = None,
+    kind: type[RecallBackend] = RecallBackend,
 ) -> tuple[ModelEngine, RecallBackend]:
     """`drafter`: the backend of a model that drafts, with a region per slot."""
-    backend = RecallBackend(slots, context, like_prompt=reuse_generated)
+    backend = kind(slots, context, like_prompt=reuse_generated)
     engine = ModelEngine(
         backend,
         ChainSampler(),
