@@ -4,7 +4,8 @@ import numpy as np
 from hybrid_files import hybrid_file
 from synthetic import VOCABULARY, WIDTH, ModelFile
 
-TURN = np.random.default_rng(4).permutation(VOCABULARY)  # what follows each token
+# What follows each token; the last one, which ends texts in some files, follows nothing else.
+TURN = np.append(np.random.default_rng(4).permutation(VOCABULARY - 1), VOCABULARY - 1)
 GAIN = 0.15  # likely enough to be greedy's choice, and not sure when hot
 SILENT = ("attn_output", "ssm_out", "ffn_down")
 
