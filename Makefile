@@ -52,6 +52,7 @@ bench: setup  ## measure the budgets and write docs/performance.md; ARGS="--only
 
 kernels: setup  ## compile all kernels for Volta and write their figures to docs/kernels.md
 	$(BIN)/python benchmarks/kernels_page.py $(ARGS)
+	$(BIN)/python benchmarks/fragments_drawing.py $(ARGS)
 
 gpu-check:  ## check the kernels on this machine's GPU, and measure what they reach; no setup needed
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu_check.py $(ARGS)

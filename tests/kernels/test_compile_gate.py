@@ -140,6 +140,13 @@ def test_an_unknown_word_in_the_budgets_is_refused(tmp_path):
     ]
 
 
+def test_the_drawing_of_fragments_is_that_of_the_shim():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "fragments_drawing.py"), "--check"], check=False
+    )
+    assert done.returncode == 0, "docs/images/fragments.svg is old: run `make kernels`"
+
+
 def test_the_page_shows_what_compiles():
     """docs/kernels.md holds the tables that `make kernels` would write."""
     done = subprocess.run(
