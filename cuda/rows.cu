@@ -10,7 +10,7 @@
 //            arrays 16-byte aligned.
 // Numerics   add in f32; narrow rounds to nearest, to infinity where f16 cannot hold it.
 // Mapping    a thread per piece of 16 bytes, or per 4 elements.
-// Roofline   8 B per f32 element taken, 12 B added, 6 B converted: bytes bound all.  K = 5120, T = 1:
+// Roofline   8 B per f32 element taken, 12 B added, 6 B converted: bytes bound all. K = 5120, T = 1
 //            some 60 KB, a launch outweighs it; T = 2048: add 126 MB, 140 us.
 // Measured   not yet, for want of a device.
 #include "common.cuh"
