@@ -205,6 +205,20 @@ def test_what_it_has_not_read_it_reads_a_part_at_a_time(itself):
     assert len(late.propose([wish(text)])[0]) == 3
 
 
+def test_after_a_wrong_guess_it_drafts_as_if_it_had_made_none(itself):
+    """A recurrent state has gone over the guess, and goes back to where that began."""
+    text = prompt(60)
+    wrong, fresh = itself.drafter(), itself.drafter()
+    for drafter in (wrong, fresh):
+        drafter.follow([Computed(0, text[:-1], 0, generated=False)])
+    for _ in range(3):
+        (drafts,) = wrong.propose([wish(text)])
+        text = (*text, (drafts[0] + 1) % VOCABULARY)
+    assert len(drafts) == 3
+    assert wrong.propose([wish(text)]) == fresh.propose([wish(text)])
+    assert len(wrong.propose([wish(text)])[0]) == 3
+
+
 def test_a_shift_keeps_what_it_read(other):
     """Keys are turned, not computed anew: no lag, so it drafts at once."""
     text = list(prompt(200))
