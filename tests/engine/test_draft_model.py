@@ -213,7 +213,7 @@ def test_after_a_wrong_guess_it_drafts_as_if_it_had_made_none(itself):
         drafter.follow([Computed(0, text[:-1], 0, generated=False)])
     for _ in range(3):
         (drafts,) = wrong.propose([wish(text)])
-        text = (*text, (drafts[0] + 1) % VOCABULARY)
+        text = (*text, drafts[0], (drafts[1] + 1) % VOCABULARY)
     assert len(drafts) == 3
     assert wrong.propose([wish(text)]) == fresh.propose([wish(text)])
     assert len(wrong.propose([wish(text)])[0]) == 3
