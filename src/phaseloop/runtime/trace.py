@@ -19,8 +19,7 @@ again and stops at the first line where today's reducer decides otherwise.
     footer      the last line of a run that ended in order: why, the process's exit code, the number
                 of events, and a last `chain` over (previous chain, reason, exit code, events).
 
-Digests are blake2b, 64 bits, 16 hex digits.  Keys come in a fixed order and there is no white space
-between tokens, so equal runs are equal files.
+Digests are blake2b, 64 bits, 16 hex digits.  Keys have a fixed order: equal runs are equal files.
 
 **Writing.**  `TraceWriter` appends to memory; `flush` hands the memory to the operating system.
 The loop flushes before it launches a round: if the engine takes the process down, the last line of
@@ -46,9 +45,8 @@ still the same, is for whoever folds them to check, with the Fingerprint that th
             elif isinstance(record, Checkpoint):
                 assert fingerprint.subtrees(state) == record.subtrees
 
-Because the chain covers the bytes of the event as they stand in the file, editing a single byte of
-a header, an event or a footer breaks it, and a trace stays verifiable when a later version gives an
-event a new field with a default.
+The chain covers bytes as they stand in the file: editing one of a header, an event or a footer
+breaks it, and a trace can still be checked when a later version gives an event a new field.
 """
 
 from collections.abc import Iterator
