@@ -57,9 +57,10 @@ CASES: dict[str, Callable[[], tuple[ModelFile, ModelFile | None]]] = {
     "draft-mtp, less sure": lambda: (partly("hidden", 6.0), None),
     "draft-mtp, from the token": lambda: (partly("token", 6.0), None),
     "draft-dflash": flash(4.0),
-    "draft-dflash, less sure": flash(6.0),
+    "draft-dflash, less sure": flash(7.0),
+    "draft-dflash, seldom sure": flash(7.4),
     "draft-dflash, in windows": flash(
-        6.0,
+        7.4,
         **{
             "attention.sliding_window": 40,
             "attention.sliding_window_pattern": [True, False],
