@@ -21,7 +21,7 @@ def scaled_files(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def parts(text: str) -> list[str]:
-    found = [part.strip() for part in next(csv.reader([text]), []) if part.strip()]
+    found = [part.strip() for row in csv.reader([text]) for part in row if part.strip()]
     if not found:
         raise ValueError("names no file")
     return found
