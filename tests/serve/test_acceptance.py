@@ -9,7 +9,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from letters import letters_file
+from draft_files import knowing_file
+from letters import letters_file, with_letters
 from msgspec import Struct
 
 from phaseloop.cli.child import ChildServer
@@ -174,6 +175,19 @@ def test_on_a_tiny_model_with_drafts(tmp_path: Path, kind: str):
     if kind == "draft-simple":
         more += ("-md", str(path), "--draft-cost", "0")
     size = ("-c", "12288", "-b", "128", "-t", "1", "--cache-ram", "0")
+    trace = tmp_path / "trace.jsonl"
+    accept(("-m", str(path), *size, *more), TINY, OUTPUT_TINY, trace, drafts=True)
+
+
+@pytest.mark.timeout(120)
+def test_on_a_tiny_hybrid_with_its_own_block(tmp_path: Path):
+    """Multi-token prediction, as it was accepted there; hidden rows are read in prefill rounds."""
+    pytest.importorskip("ggml")
+    file = with_letters(knowing_file("token"))
+    file.metadata["context_length"] = 4096
+    path = file.write(tmp_path / "hybrid.gguf")
+    size = ("-c", "12288", "-b", "128", "-t", "1", "--cache-ram", "0")
+    more = ("--spec-type", "draft-mtp", "--draft-cost", "0")
     trace = tmp_path / "trace.jsonl"
     accept(("-m", str(path), *size, *more), TINY, OUTPUT_TINY, trace, drafts=True)
 
