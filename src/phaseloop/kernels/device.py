@@ -46,6 +46,10 @@ class Device(Protocol):
         """Memory of its own until `close`; what it holds is undefined.  Not while capturing."""
         ...
 
+    def release(self, array: Array) -> None:
+        """Give what `allocate` returned back before `close`, when all that is queued is done."""
+        ...
+
     def upload(self, source: NDArray[Any], target: Array) -> None:
         """Copy to the device.  `source` may change as soon as this returns.  Not in a capture."""
         ...
@@ -138,6 +142,10 @@ class HostDevice:
             )
         self._used += size
         return self._memory.empty(shape, dtype)
+
+    def release(self, array: Array) -> None:
+        self._used -= array.nbytes
+        self._memory.forget(on_host(array))
 
     def upload(self, source: NDArray[Any], target: Array) -> None:
         self._refuse_capture("upload")

@@ -109,6 +109,12 @@ class Memory:
         bisect.insort(self._begins, begin)
         return array
 
+    def forget(self, array: NDArray[Any]) -> None:
+        """Let go of an array of `empty`."""
+        begin = array.ctypes.data
+        del self._arrays[begin]
+        self._begins.remove(begin)
+
     def marks(self, array: NDArray[Any]) -> NDArray[np.uint8] | None:
         """For an array of `empty`, or a contiguous part of one: a byte per byte, 1 if written."""
         begin = array.ctypes.data

@@ -52,28 +52,18 @@ class Leg(Struct, frozen=True):
     marked: tuple[State, ...] = ()
 
 
-class States:
-    """`marks_max` bounds the marked states of a region; at least the newest three are kept."""
+class Courses:
+    """Which cells have which states; the cells themselves are a subclass's.
 
-    def __init__(
-        self,
-        shape: Recurrence,
-        dtype: DTypeLike,
-        *,
-        region_count: int,
-        marks_max: int = MARKS_MAX,
-    ) -> None:
+    `marks_max` bounds the marked states of a region; at least the newest three are kept.
+    """
+
+    state_bytes: int
+
+    def __init__(self, *, region_count: int, marks_max: int = MARKS_MAX) -> None:
         self._marks_max = max(marks_max, NEWEST_KEPT)
-        firsts = range(1, 1 + CELLS_PER_REGION * region_count, CELLS_PER_REGION)
+        firsts = range(1, cell_count(region_count), CELLS_PER_REGION)
         self._courses = [Course(cell=first, spare=first + 1) for first in firsts]
-        cells, width = 1 + CELLS_PER_REGION * region_count, shape.width
-        per_layer = ((shape.value_heads, width, width), (shape.channels, shape.kernel - 1))
-        shapes = [(cells, *axes) for axes in per_layer for _ in range(shape.layer_count)]
-        planes = allocate(shapes, np.dtype(dtype))
-        self._planes = planes
-        self.matrices = planes[: shape.layer_count]
-        self.histories = planes[shape.layer_count :]
-        self.state_bytes = sum(plane[ZERO_CELL].nbytes for plane in planes)
 
     def positions(self, region: Region) -> tuple[int, ...]:
         """As Backend.positions: a course is replaced, never altered, so any thread may look."""
@@ -171,12 +161,45 @@ class States:
         self._courses[region] = Course(course.cell, course.spare, position, None, states)
 
     def _state(self, cell: int, position: int) -> State:
+        """A copy of a cell, which is the state after `position` tokens."""
+        raise NotImplementedError
+
+    def _load(self, cell: int, state: State) -> None:
+        raise NotImplementedError
+
+
+class States(Courses):
+    """Whose cells are NumPy's arrays."""
+
+    def __init__(
+        self,
+        shape: Recurrence,
+        dtype: DTypeLike,
+        *,
+        region_count: int,
+        marks_max: int = MARKS_MAX,
+    ) -> None:
+        super().__init__(region_count=region_count, marks_max=marks_max)
+        cells, width = cell_count(region_count), shape.width
+        per_layer = ((shape.value_heads, width, width), (shape.channels, shape.kernel - 1))
+        shapes = [(cells, *axes) for axes in per_layer for _ in range(shape.layer_count)]
+        planes = allocate(shapes, np.dtype(dtype))
+        self._planes = planes
+        self.matrices = planes[: shape.layer_count]
+        self.histories = planes[shape.layer_count :]
+        self.state_bytes = sum(plane[ZERO_CELL].nbytes for plane in planes)
+
+    def _state(self, cell: int, position: int) -> State:
         parts = (plane[cell].reshape(-1).view(np.uint8).copy() for plane in self._planes)
         return State(position, tuple(parts))
 
     def _load(self, cell: int, state: State) -> None:
         for plane, part in zip(self._planes, state.parts, strict=True):
             plane[cell].reshape(-1).view(np.uint8)[:] = part
+
+
+def cell_count(region_count: int) -> int:
+    return 1 + CELLS_PER_REGION * region_count
 
 
 def thinned(states: tuple[State, ...], count: int) -> tuple[State, ...]:
