@@ -21,15 +21,16 @@ from test_p3 import SUBJECT, prompt
 from test_speculation import FREE, HOT, SLOTS, Model, jobs
 
 from phaseloop.core.vocabulary import Lane, SeatRequest
+from phaseloop.engine.cpu_hidden import check_hidden
 from phaseloop.engine.cpu_load import CpuOptions, backend_over, engine_over
-from phaseloop.engine.draft import Computed, Wish
+from phaseloop.engine.draft import Computed, NoDrafts, Wish
 from phaseloop.engine.draft_load import draft_backend, hidden_drafter
 from phaseloop.engine.draft_mtp import WAITING_MAX
 from phaseloop.engine.protocol import Content
 from phaseloop.engine.sampler import Draw
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.model.drafts import own_draft
-from phaseloop.ops.interface import Span
+from phaseloop.ops.interface import BackendError, Span
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -268,3 +269,17 @@ def test_what_it_did_not_see_it_does_without(random, read):
     assert len(late) == 5 and late != expected
     drafter.shift(0, 10, 20)
     assert drafts(drafter) == ()
+
+
+def test_a_backend_that_shows_no_hidden_rows_is_refused_at_the_start(random):
+    options = CpuOptions(slot_count=1, context_length=512, threads=1)
+    shows = backend_over(random._weights, random._model, options)
+
+    class Silent:
+        name, state_bytes = "silent", 0
+        forward, positions = shows.forward, shows.positions
+
+    with pytest.raises(BackendError, match="draft-mtp reads hidden rows, which silent does not"):
+        check_hidden(Silent(), random.drafter())
+    check_hidden(shows, random.drafter())
+    check_hidden(Silent(), NoDrafts())

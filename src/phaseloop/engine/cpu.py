@@ -20,7 +20,7 @@ from phaseloop.ops.delta_states import NO_SHIFT
 from phaseloop.ops.interface import Aborted, Backend, BackendError, Snapshot, Span
 
 from .cpu_draws import NOTHING, Check, Drawn, Draws, refused
-from .cpu_hidden import forward, shown
+from .cpu_hidden import check_hidden, forward, shown
 from .cpu_slot import Saved, Slot, Source
 from .draft import Computed, Drafter, Followed, NoDrafts
 from .protocol import Content, Description, Outcome, RoundError, Seated
@@ -71,6 +71,7 @@ class ModelEngine:
         self.snapshots = Snapshots(0) if snapshots is None else snapshots
         self._backend = backend
         self._drafter = NoDrafts() if drafter is None else drafter
+        check_hidden(backend, self._drafter)
         self._speculator = Speculator(self._drafter, terms)
         self._draws = Draws(sampler, end_tokens)
         self._slots = [Slot(region, backend, self._drafter) for region in range(slot_count)]

@@ -8,13 +8,20 @@ from .cpu_slot import Slot
 from .draft import Drafter
 
 
+def check_hidden(backend: Backend, drafter: Drafter) -> None:
+    """Raises BackendError where a drafter wants what the backend does not show."""
+    if drafter.wants_hidden and not isinstance(backend, HiddenBackend):
+        raise BackendError(
+            f"{drafter.name} reads hidden rows, which {backend.name} does not show; use another "
+            "--spec-type"
+        )
+
+
 def forward(backend: Backend, spans: Sequence[Span], drafter: Drafter) -> tuple[Rows, Rows | None]:
     """Logits as Backend.forward has them, and hidden rows of all tokens if the drafter wants."""
-    if not drafter.wants_hidden:
-        return backend.forward(spans), None
-    if not isinstance(backend, HiddenBackend):
-        raise BackendError(f"{drafter.name} needs hidden rows, which {backend.name} does not show")
-    return backend.forward_hidden(spans)
+    if drafter.wants_hidden and isinstance(backend, HiddenBackend):
+        return backend.forward_hidden(spans)
+    return backend.forward(spans), None
 
 
 def shown(
