@@ -8,6 +8,7 @@ read from the server's own trace, where order is exact.
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from draft_files import knowing_file
 from letters import letters_file, with_letters
@@ -49,37 +50,30 @@ class Step(Struct):
     verified: tuple[tuple[int, int], ...] = ()  # requests and how many drafts were verified
 
 
-async def answer(server: ChildServer, prompt: str, output: int, begun: asyncio.Event) -> int:
-    """How many tokens came; sets `begun` at the first."""
-    body = {"prompt": prompt, "n_predict": output, "ignore_eos": True, "stream": True}
-    tokens = 0
+async def answer(
+    server: ChildServer, prompts: list[str], output: int, begun: asyncio.Event
+) -> list[int]:
+    """How many tokens of each came; sets `begun` at the first."""
+    body = {"prompt": prompts, "n_predict": output, "ignore_eos": True, "stream": True}
+    tokens = [0] * len(prompts)
     async with Exchange(server.address, "POST", "/completion", body) as exchange:
         assert exchange.status == 200, await exchange.body()
         async for event in exchange.events():
             assert b'"error"' not in event.data, event.data
             if b'"stop":false' in event.data:
                 begun.set()
-                tokens += 1
+                tokens[msgspec.json.decode(event.data)["index"]] += 1
     return tokens
 
 
 async def run(arguments: tuple[str, ...], prompts: dict[int, str], output: int) -> list[int]:
+    """The first two in one call: so they arrive together, however fast the engine is."""
     async with ChildServer(arguments) as server:
         begun = asyncio.Event()
-        first = asyncio.create_task(answer(server, prompts[LONG], output, begun))
-        await arrived(server, 1)
-        second = asyncio.create_task(answer(server, prompts[SHORT], output, begun))
+        pair = asyncio.create_task(answer(server, [prompts[LONG], prompts[SHORT]], output, begun))
         await begun.wait()
-        third = asyncio.create_task(answer(server, prompts[LATE], output, asyncio.Event()))
-        return await asyncio.gather(first, second, third)
-
-
-async def arrived(server: ChildServer, count: int) -> None:
-    """Until so many requests are seated, so that ids follow the order in which they are sent."""
-    seated = 0
-    while seated < count:
-        async with Exchange(server.address, "GET", "/slots") as exchange:
-            seated = (await exchange.body()).count(b'"is_processing":true')
+        late = await answer(server, [prompts[LATE]], output, asyncio.Event())
+        return [*await pair, *late]
 
 
 def steps(path: Path) -> list[Step]:
