@@ -10,31 +10,29 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from phaseloop.kernels.contract import KernelError
 from phaseloop.kernels.device import Device
-from phaseloop.kernels.kv import Kind
 
 from .checks import check_spans, output_rows, output_width
 from .cuda_cache import CacheMover
-from .cuda_limits import corners, input_words_max, limits_of
-from .cuda_needs import Needs
+from .cuda_limits import input_words_max
 from .cuda_pages import Pages, pages_for
-from .cuda_plan import Planner, Subject, trial
+from .cuda_plan import Planner, Subject
+from .cuda_prepare import Options, Prepared, prepare
 from .cuda_shape import PassShape, groups_of, table_width
 from .cuda_states import DeviceStates
 from .cuda_store import Placed
-from .delta_states import MARKS_MAX, NO_SHIFT, Leg, cell_count
+from .delta_states import MARKS_MAX, NO_SHIFT, Leg
 from .gather import Gathered
 from .interface import Aborted, BackendError, Region, Rows, Snapshot, Span
 from .passes import Pass, fill
-
-UBATCH_ROWS = 512
 
 
 class CudaBackend:
     """Implements Backend.
 
-    `page_count`: pages of all regions together.  `ubatch`: rows of a prompt computed in one pass.
+    `prepared` is what `prepare` made of the same subject and options, if somebody has asked before.
+    `marks_max`: how many marked recurrent states a region keeps.  `builds`: whether kernels are
+    built now and not when they are first launched.
     """
 
     generated_like_prompt = False
@@ -43,55 +41,39 @@ class CudaBackend:
         self,
         subject: Subject,
         devices: Sequence[Device],
+        options: Options,
         *,
-        region_count: int,
-        capacity: int,
-        cache: Kind = "F16",
-        page_count: int | None = None,
-        ubatch: int = UBATCH_ROWS,
+        prepared: Prepared | None = None,
         marks_max: int = MARKS_MAX,
+        builds: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._subject, self._devices = subject, devices
-        self._region_count, self._capacity, self._kind = region_count, capacity, cache
-        self._limits = limits_of(subject, region_count, capacity, ubatch, cache)
-        wanted = region_count * self._limits.pages_max if page_count is None else page_count
-        needs = Needs(
-            subject.weights,
-            subject.dimensions,
-            kind=cache,
-            page_count=wanted + 1,  # one to shift into
-            cell_count=cell_count(region_count),
-            unpacked_count=self._limits.unpacked_max,
-        )
-        arenas = self._tried(needs)
-        self._placed = Placed(devices, needs, progress)
-        words = input_words_max(self._limits)
-        self._planner = Planner(subject, devices, self._placed, arenas, words)
-        self._pages = Pages(wanted + 1, region_count)
+        self._subject, self._devices, self._options = subject, devices, options
+        ready = prepare(subject, options) if prepared is None else prepared
+        self._limits = ready.limits
+        if builds:
+            build(devices, ready)
+        self._placed = Placed(devices, ready.needs, progress)
+        words = input_words_max(ready.limits)
+        self._planner = Planner(subject, devices, self._placed, ready.arenas, words)
+        self._pages = Pages(options.pages, options.region_count)
         dimensions = subject.dimensions
-        self._mover = CacheMover(devices, self._placed, dimensions, self._limits.pages_max)
+        self._mover = CacheMover(devices, self._placed, dimensions, ready.limits.pages_max)
         self._states = (
-            DeviceStates(devices, self._placed, region_count=region_count, marks_max=marks_max)
+            DeviceStates(
+                devices,
+                self._placed,
+                region_count=options.region_count,
+                marks_max=marks_max,
+            )
             if dimensions.recurrence
             else None
         )
         self._is_aborted = False
 
-    def _tried(self, needs: Needs) -> list[int]:
-        """The most that passes take of each device's arena."""
-        most = [0] * len(self._devices)
-        try:
-            for shape in corners(self._limits):
-                sizes, _ = trial(self._subject, needs, shape)
-                most = [max(pair) for pair in zip(most, sizes, strict=True)]
-        except KernelError as error:
-            raise BackendError(f"the CUDA backend cannot run this model: {error}") from error
-        return most
-
     @property
     def name(self) -> str:
-        return f"cuda-{self._devices[0].architecture}-{self._kind.lower()}"
+        return f"cuda-{self._devices[0].architecture}-{self._options.cache.lower()}"
 
     @property
     def position_bytes(self) -> int:
@@ -106,7 +88,7 @@ class CudaBackend:
 
     def forward(self, spans: Sequence[Span]) -> Rows:
         dimensions = self._subject.dimensions
-        check_spans(spans, dimensions, self._region_count, self._capacity)
+        check_spans(spans, dimensions, self._options.region_count, self._options.capacity)
         legs = {} if self._states is None else self._states.begin(spans)
         for span in spans:
             end = span.start + len(span.tokens)
@@ -176,11 +158,9 @@ class CudaBackend:
 
     def _prompt_passes(self, numbered: Sequence[tuple[int, Span]]) -> list[Pass]:
         limits = self._limits
-        outputs = sum(span.outputs for _, span in numbered)
-        rows = min(limits.ubatch, limits.outputs_max) if outputs > limits.outputs_max else (
-            limits.ubatch
-        )  # fmt: skip
-        if self._kind == "F16":
+        has_many = sum(span.outputs for _, span in numbered) > limits.outputs_max
+        rows = limits.outputs_max if has_many else limits.ubatch
+        if self._options.cache == "F16":
             return fill(numbered, rows)
         return [one for item in numbered for one in fill([item], rows)]
 
@@ -202,7 +182,7 @@ class CudaBackend:
         wanted = sum(piece.outputs for piece in pieces)
         pages = max(pages_for(piece.start + len(piece.tokens)) for piece in pieces)
         width = table_width(pages, self._limits.pages_max)
-        is_packed = self._kind == "Q8_0" and not pieces[0].generated
+        is_packed = self._options.cache == "Q8_0" and not pieces[0].generated
         return PassShape(
             generated=pieces[0].generated,
             groups=groups_of(pieces),
@@ -248,6 +228,13 @@ class CudaBackend:
         numbers = np.minimum(np.arange(count), len(pages) - 1)
         pairs = np.stack([np.array(pages)[numbers], numbers], axis=1)
         return {"pairs": pairs, "table_unpacked": numbers[None, :]}
+
+
+def build(devices: Sequence[Device], prepared: Prepared) -> None:
+    """Every kernel that passes are sure to launch; those of a source together."""
+    for device, launches in zip(devices, prepared.launches, strict=True):
+        for source in sorted({source for source, _ in launches}):
+            device.load(source, sorted(entry for name, entry in launches if name == source))
 
 
 def by_width(one: Pass) -> Pass:

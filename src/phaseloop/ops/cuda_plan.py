@@ -81,18 +81,27 @@ def inputs_in(buffer: Array, layout: Layout) -> Inputs:
 # --- before anything is allocated -----------------------------------------------------------------
 
 
-def trial(subject: Subject, needs: Needs, shape: PassShape) -> tuple[list[int], list[Launch]]:
-    """Plan a pass over nothing: -> bytes of each device's arena, and the launches.
+class Tried(Struct, frozen=True):
+    """Of a pass: bytes of each device's arena, and each device's launches."""
 
-    `needs` learns what the pass reads.  Raises KernelError or BackendError for what cannot be run.
+    sizes: list[int]
+    launches: list[list[Launch]]
+
+
+def trial(subject: Subject, needs: Needs, shape: PassShape) -> Tried:
+    """Plan a pass over nothing; `needs` learns what it reads.
+
+    Raises KernelError or BackendError for what cannot be run.
     """
     layout = layout_of(shape)
     inputs = [inputs_in(PLANNED_BYTES, layout)] * subject.device_count
     program, _ = program_of(subject, needs, inputs, shape)
     sizes = program.place(subject.device_count)
-    at = bound([PLANNED_BYTES] * subject.device_count)
-    done = [one.launches for one in stretches(program, at) if isinstance(one, Stretch)]
-    return sizes, [launch for launches in done for launch in launches]
+    launches: list[list[Launch]] = [[] for _ in range(subject.device_count)]
+    for one in stretches(program, bound([PLANNED_BYTES] * subject.device_count)):
+        if isinstance(one, Stretch):
+            launches[one.device] += one.launches
+    return Tried(sizes, launches)
 
 
 # --- afterwards -----------------------------------------------------------------------------------

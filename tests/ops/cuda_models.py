@@ -1,0 +1,85 @@
+"""Tiny models of every family, and the CUDA backend over them on the host's shim."""
+
+from pathlib import Path
+
+import numpy as np
+from hybrid_files import hybrid_file
+from msgspec import Struct
+from synthetic import VOCABULARY, ModelFile, decoder_file, gemma_file
+
+from phaseloop.kernels.device import HostDevice
+from phaseloop.model.device_plan import share_out
+from phaseloop.model.load import load_model
+from phaseloop.model.shape import Model
+from phaseloop.model.weights import Weights, open_weights
+from phaseloop.ops.cuda import CudaBackend
+from phaseloop.ops.cuda_plan import Subject
+from phaseloop.ops.cuda_prepare import Options
+from phaseloop.ops.interface import Span
+from phaseloop.ops.reference import ReferenceBackend
+
+FAMILIES = {
+    "llama": lambda kind: decoder_file("llama", kind),
+    "llama-scaled": lambda kind: decoder_file("llama", kind, rope_factors=True, biases=True),
+    "qwen2": lambda kind: decoder_file("qwen2", kind, biases=True, tied=True),
+    "qwen3": lambda kind: decoder_file("qwen3", kind, head_norms=True),
+    "qwen3moe": lambda kind: decoder_file("qwen3moe", kind, head_norms=True, experts=True),
+    "gemma3": lambda kind: gemma_file(
+        kind, **{"attn_logit_softcapping": 20.0, "final_logit_softcapping": 3.0}
+    ),
+    "qwen35": lambda kind: hybrid_file(kind),
+    "qwen35-fused": lambda kind: hybrid_file(kind, fused=True, tied=True),
+    "qwen35moe": lambda kind: hybrid_file(kind, mixture=True),
+    "qwen35moe-fused": lambda kind: hybrid_file(kind, mixture=True, fused=True),
+}
+
+
+class Tiny(Struct, frozen=True):
+    weights: Weights
+    model: Model
+
+    def subject(self, device_count: int = 1) -> Subject:
+        """Layers in order, shared out evenly; the head, and what is behind the layers, last."""
+        architecture = self.model.architecture
+        layers = self.weights.metadata[f"{architecture}.block_count"]
+        places = share_out(layers + 1, (1.0,) * device_count)
+
+        def device_of(weight: str) -> int:
+            if weight.startswith("blk."):
+                return places[int(weight.split(".")[1])]
+            return places[0] if weight == "token_embd.weight" else places[-1]
+
+        return Subject(
+            self.model.network, self.weights.tensors, self.model.dimensions, device_count, device_of
+        )
+
+    def cuda(self, device_count: int = 1, devices=None, **options) -> CudaBackend:
+        chosen = {"region_count": 3, "capacity": 512} | options
+        devices = devices or [HostDevice(index) for index in range(device_count)]
+        return CudaBackend(self.subject(device_count), devices, Options(**chosen))
+
+    def reference(self, region_count: int = 3, capacity: int = 512) -> ReferenceBackend:
+        return ReferenceBackend(
+            self.model.network,
+            self.weights.tensors,
+            self.model.dimensions,
+            region_count=region_count,
+            capacity=capacity,
+        )
+
+
+def opened(file: ModelFile, folder: Path) -> Tiny:
+    weights = open_weights(file.write(folder / "model.gguf"))
+    return Tiny(weights, load_model(weights))
+
+
+def tokens(count: int, seed: int = 3) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
+
+
+def prompt(region: int, start: int, ids, outputs: int = 1) -> Span:
+    return Span(region, start, ids, outputs, False)
+
+
+def generated(region: int, start: int, *ids: int) -> Span:
+    return Span(region, start, ids, len(ids), True)
