@@ -27,7 +27,7 @@ FAMILIES = {
     "gemma3": lambda kind: gemma_file(
         kind, **{"attn_logit_softcapping": 20.0, "final_logit_softcapping": 3.0}
     ),
-    "qwen35": lambda kind: hybrid_file(kind),
+    "qwen35": hybrid_file,
     "qwen35-fused": lambda kind: hybrid_file(kind, fused=True, tied=True),
     "qwen35moe": lambda kind: hybrid_file(kind, mixture=True),
     "qwen35moe-fused": lambda kind: hybrid_file(kind, mixture=True, fused=True),

@@ -16,7 +16,6 @@ pytest.importorskip("ggml")
 from cuda_models import FAMILIES, generated, opened, prompt, tokens
 from synthetic import decoder_file
 
-
 TOLERANCE = 4e-6
 TOLERANCE_RECURRENT = 4e-5
 PACKED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
