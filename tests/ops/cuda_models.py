@@ -7,13 +7,12 @@ from hybrid_files import hybrid_file
 from msgspec import Struct
 from synthetic import VOCABULARY, ModelFile, decoder_file, gemma_file
 
+from phaseloop.engine.cuda_load import subject_of
 from phaseloop.kernels.device import HostDevice
-from phaseloop.model.device_plan import share_out
 from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.cuda import CudaBackend
-from phaseloop.ops.cuda_plan import Subject
 from phaseloop.ops.cuda_prepare import Options
 from phaseloop.ops.interface import Span
 from phaseloop.ops.reference import ReferenceBackend
@@ -38,25 +37,12 @@ class Tiny(Struct, frozen=True):
     weights: Weights
     model: Model
 
-    def subject(self, device_count: int = 1) -> Subject:
-        """Layers in order, shared out evenly; the head, and what is behind the layers, last."""
-        architecture = self.model.architecture
-        layers = self.weights.metadata[f"{architecture}.block_count"]
-        places = share_out(layers + 1, (1.0,) * device_count)
-
-        def device_of(weight: str) -> int:
-            if weight.startswith("blk."):
-                return places[int(weight.split(".")[1])]
-            return places[0] if weight == "token_embd.weight" else places[-1]
-
-        return Subject(
-            self.model.network, self.weights.tensors, self.model.dimensions, device_count, device_of
-        )
-
     def cuda(self, device_count: int = 1, devices=None, **options) -> CudaBackend:
         chosen = {"region_count": 3, "capacity": 512} | options
         devices = devices or [HostDevice(index) for index in range(device_count)]
-        return CudaBackend(self.subject(device_count), devices, Options(**chosen))
+        return CudaBackend(
+            subject_of(self.weights, self.model, (1.0,) * device_count), devices, Options(**chosen)
+        )
 
     def reference(self, region_count: int = 3, capacity: int = 512) -> ReferenceBackend:
         return ReferenceBackend(

@@ -6,10 +6,12 @@ from typing import Literal, TypeAlias
 from phaseloop.kernels.contract import KernelError
 from phaseloop.kernels.cupy_device import CupyDevice, device_count, load_cupy
 from phaseloop.kernels.device import Device, HostDevice
+from phaseloop.kernels.kv import Kind
 from phaseloop.kernels.peers import connect, parse_peer_access
 
 from .interface import BackendError
 
+CacheType: TypeAlias = Kind
 Where: TypeAlias = Literal["cuda", "cuda-host"]
 Warn: TypeAlias = Callable[[str], None]
 TO_CPU = "--device cpu computes without a GPU"

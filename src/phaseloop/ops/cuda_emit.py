@@ -17,7 +17,7 @@ from .cuda_shape import Inputs, PassShape, Store
 
 
 class Emitter:
-    """Emits the steps of one pass.  `device_of` tells where a weight lies."""
+    """Emits the steps of one pass.  `device_of` and `first_device` as in cuda_plan.Subject."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class Emitter:
         inputs: Sequence[Inputs],
         shape: PassShape,
         device_of: Callable[[str], int],
+        first_device: int,
     ) -> None:
         self.program = Program()
         self.store = store
@@ -33,6 +34,7 @@ class Emitter:
         self.queries: dict[int, Value] = {}  # by node, of those whose keys have been written
         self.turns: dict[tuple[int, int], Value] = {}  # by device and rope
         self._device_of = device_of
+        self._first_device = first_device
         self._made: dict[tuple[int, str], Value] = {}
         self._here: dict[tuple[int, int, int], Value] = {}
         self._users: Mapping[int, list[Node]] = {}
@@ -72,7 +74,9 @@ class Emitter:
     def home(self, node: Node) -> int:
         """The device that works a node out."""
         match node:
-            case Embedded() | Linear() | Norm():
+            case Embedded():
+                return self._first_device
+            case Linear() | Norm():
                 return self._device_of(node.weight)
             case Mixed():
                 return self._device_of(node.spec.router)

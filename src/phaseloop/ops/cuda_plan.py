@@ -29,13 +29,18 @@ PLANNED_BYTES = Planned((0,), np.dtype(np.uint8))
 
 
 class Subject(Struct, frozen=True):
-    """What is planned: a network, and which device has which of its weights."""
+    """What is planned: a network, and where its weights lie.
+
+    `device_of` says it of a weight by which rows are multiplied; embeddings are looked up on the
+    first device that has a layer.
+    """
 
     network: Network
     weights: Mapping[str, Weight]
     dimensions: Dimensions
     device_count: int
     device_of: Callable[[str], int]
+    first_device: int = 0
 
 
 def program_of(
@@ -46,7 +51,7 @@ def program_of(
         subject.weights, subject.dimensions.recurrence, shape.row_count, shape.taken or None
     )
     logits = subject.network(ops)
-    lowering = Lowering(store, inputs, shape, subject.device_of)
+    lowering = Lowering(store, inputs, shape, subject.device_of, subject.first_device)
     found = lowering.lower(ops.effects, None if shape.taken == 0 else logits)
     return lowering.program, found
 
