@@ -162,7 +162,8 @@ def check_adapters(args: Namespace, header: Header, digests: list[str]) -> None:
     if len(served) != len(digests):
         raise UserError(
             f"--engine: {args.trace} was made with {count_text(len(served), 'adapter')}, and "
-            f"{len(digests)} are named; name each with --lora FILE, in the order in which they were served"
+            f"{len(digests)} are named; name each with --lora FILE, in the order in which they "
+            "were served"
         )
     for number, (one, other) in enumerate(zip(served, digests, strict=True)):
         if one != other and not args.force:
