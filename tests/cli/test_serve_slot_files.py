@@ -4,6 +4,7 @@ Method: tiny models behind real servers, one after the other over one directory;
 answer of a server that never saw a file.
 """
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ pytest.importorskip("ggml")
 from hybrid_files import hybrid_file, with_words
 from serve_process import SIM, ServeProcess, client
 from synthetic import decoder_file
+
+from phaseloop.cli.main import main
 
 PROMPT = [(7 * index) % 97 for index in range(150)]
 LONGER = [*PROMPT, 3, 1, 4, 1, 5]
@@ -168,6 +171,30 @@ def test_a_busy_slot_is_waited_for(tmp_path: Path):
                 rest = list(lines)
     assert saved["n_saved"] == len(PROMPT)
     assert any('"stop":true' in line for line in rest)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_with_files_runs_again_on_the_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Without the files: what was brought is computed, with the same bits."""
+    saves, trace = tmp_path / "saves", tmp_path / "run.jsonl"
+    saves.mkdir()
+    flags = ("--slot-save-path", str(saves), "--trace", str(trace), "--trace-content", "ids")
+    with serve(model, *flags) as server:
+        with client(server.ready()) as http:
+            ask(http, PROMPT, 0)
+            for action in ("save", "erase"):
+                act(http, 0, action, "a").raise_for_status()
+            ask(http, [9, *PROMPT[:60]], 0)
+            act(http, 1, "restore", "a").raise_for_status()
+            warm = ask(http, LONGER, 1)
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+    (saves / "a").unlink()
+    assert warm["timings"]["cache_n"] == len(PROMPT)
+    assert main(["replay", str(trace), "--engine", "-m", str(model), "-t", "1"]) == 0
+    assert "tokens equal" in capsys.readouterr().out
 
 
 def test_there_must_be_a_directory_and_a_model(tmp_path: Path):

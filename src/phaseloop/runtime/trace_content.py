@@ -44,12 +44,21 @@ class PromptLine(ContentLine, frozen=True, gc=False, tag="prompt", omit_defaults
     reuse: bool  # whether the prompt might find state of earlier ones
     text: str | None  # None in a trace of ids, and where the client sent none
     chain: str
-    adapters: Adapters = ()  # left out, also of the chain, where there are none
+    adapters: Adapters = ()  # these three are left out, also of the chain, at their defaults
+    brought: bool = False  # it came with the state of its prompt, from a slot's file
+    forget: bool = False  # as Content has it
 
     def content(self) -> Content:
         """Raises ValueError for settings that do not exist or have no such value."""
         sampling = sampling_of(self.sampling)
-        return Content(self.tokens, self.seed, sampling, self.reuse, adapters=self.adapters)
+        return Content(
+            self.tokens,
+            self.seed,
+            sampling,
+            self.reuse,
+            adapters=self.adapters,
+            forget=self.forget,
+        )
 
 
 class GeneratedLine(ContentLine, frozen=True, gc=False, tag="generated"):
@@ -86,7 +95,8 @@ class ContentChain:
             text = text.encode("utf-8", "backslashreplace").decode()
         sampling = spelled_sampling(content.sampling)
         asked = (request_id, content.tokens, content.seed, sampling, content.reuse)
-        line = PromptLine(*asked, text, "", content.adapters)
+        brought = content.brought is not None
+        line = PromptLine(*asked, text, "", content.adapters, brought, content.forget)
         if text is not None and len(encode(line)) > LINE_BYTES_MAX // 2:
             line = msgspec.structs.replace(line, text=None)
         return self._chained(line)
@@ -141,8 +151,9 @@ class ContentChain:
 def chain_after(chain: str, line: AnyContentLine) -> str:
     values = asdict(line)
     del values["chain"]
-    if not values.get("adapters"):
-        values.pop("adapters", None)
+    for later in ("adapters", "brought", "forget"):  # older traces have no such fields
+        if not values.get(later):
+            values.pop(later, None)
     return digest_of(encode((chain, *values.values())))
 
 

@@ -7,6 +7,8 @@ changed nothing that stayed, so it is left out; so is one that the trace does no
 The order is that of the worker (runtime/worker.py): what was asked for while a round ran was done
 when it had ended.  Here a round runs once the fold has come to its end, and whatever was asked for
 after it waits behind it.
+
+A prompt that brought its state from a file computes it here, with the same bits.
 """
 
 from collections import deque
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from phaseloop.core.vocabulary import (
     DropSaved,
@@ -92,11 +95,15 @@ class EngineReplay:
         self._seated: dict[Choice, Seated] = {}
         self._tokens: dict[Choice, int] = {}  # of each answer so far
         self._differing: set[Choice] = set()
+        self._brought: set[RequestId] = set()
+        self._lacking: dict[Choice, int] = {}  # tokens in place of what was brought
 
     def tell(self, line: AnyContentLine) -> None:
         match line:
             case PromptLine():
                 self._contents[line.request_id] = line.content()
+                if line.brought:
+                    self._brought.add(line.request_id)
             case GeneratedLine():
                 self._ids = line
 
@@ -129,6 +136,7 @@ class EngineReplay:
                     self._waiting.append(SeatJob(effect, self._contents[effect.request_id]))
                 case FinishRequest():
                     self._contents.pop(effect.request_id, None)
+                    self._brought.discard(effect.request_id)
                 case _:
                     pass
         self._work()
@@ -168,12 +176,30 @@ class EngineReplay:
         expected = ((),) * len(launch.lanes) if ids is None else ids.ids
         if self._drafts is not None:
             self._drafts.tell(accepted(launch, event, expected))
-        outcome = run_round(self._engine, launch)
+        outcome = self._run(launch)
         self.compared.rounds += 1
         rows = zip(launch.lanes, event.results, expected, strict=False)
         for index, (lane, result, ids_of_lane) in enumerate(rows):
             got = outcome_of(outcome, index)
             self._compare_lane(launch, lane, step, result, ids_of_lane, got)
+
+    def _run(self, launch: LaunchRound) -> Outcome | Broken:
+        if launch.kind != "restore" or not self._lacking:
+            return run_round(self._engine, launch)
+        rounds = [self._instead(launch, lane) for lane in launch.lanes]
+        outcomes = [run_round(self._engine, one) for one in rounds]
+        broken = next((one for one in outcomes if isinstance(one, Broken)), None)
+        if broken is not None:
+            return broken
+        return Outcome(tuple(outcome_of(one, 0)[0] for one in outcomes))
+
+    def _instead(self, launch: LaunchRound, lane: Lane) -> LaunchRound:
+        """One lane by itself: what was brought is computed, anything else restored."""
+        start = self._lacking.pop((lane.request_id, lane.choice), None)
+        if start is None:
+            return replace(launch, lanes=(lane,))
+        missing = replace(lane, start=start, count=lane.count - start)
+        return replace(launch, kind="prefill", lanes=(missing,))
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -182,6 +208,12 @@ class EngineReplay:
         seated = self._seated.pop(key)
         self.compared.seats += 1
         self.compared.requests += event.choice == 0
+        if event.request_id in self._brought and event.restore:
+            if not seated.restore:
+                self._lacking[key] = seated.cached_length
+            elif seated.cached_length != event.cached_length:
+                self._lacking[key] = 0
+            return
         expected, got = (
             f"{length:,} tokens found{' elsewhere' if restore else ''}"
             for length, restore in (
