@@ -63,7 +63,7 @@ TYPED = {  # flags users type -> what becomes of them
         "--spec-draft-p-min --spec-ngram-simple-size-n --spec-ngram-simple-size-m"
     ),
     "ignored": (
-        "-tb -ngl --gpu-layers -fa --flash-attn -sm -ts -mg --mlock -lm --no-mmap --numa -ot -cmoe "
+        "-tb -ngl --gpu-layers -fa --flash-attn -sm -mg --mlock -lm --no-mmap --numa -ot -cmoe "
         "-fit --threads-http --no-ui --webui --cache-reuse -kvu --no-kv-unified --jinja --no-jinja "
         "--log-timestamps --log-prefix"
     ),
@@ -126,6 +126,7 @@ def test_a_line_of_llama_server():
         ("-l 5+1 -l 7-inf", "logit_bias", ((5, 1.0), (7, -math.inf))),
         ("--no-slots", "show_slots", False),
         ("-nr", "repack", False),
+        ("-dev cuda -ts 3,1", "tensor_split", (3.0, 1.0)),
         ("--no-slots --slots", "show_slots", True),
         ("--log-colors", "log_colors", "on"),  # stands without a value
         ("--log-colors off", "log_colors", "off"),
@@ -177,6 +178,15 @@ def test_values(line, field, value):
         ("--sim cpu-smollm2 --spec-type ngram-simple", ("--spec-type", "--sim drafts")),
         ("-m x -md y --draft-min 5", ("--spec-draft-n-min 5", "--spec-draft-n-max 3", "lower")),
         ("-m x --draft-p-min 2", ("--draft-p-min '2'", "0 to 1")),
+        ("-m x -ts 1,1", ("--tensor-split goes with --device cuda",)),
+        ("-m x -dev none --peer-access all", ("--peer-access goes with --device cuda",)),
+        ("-m x -dev cuda -ts 0,0", ("-ts '0,0'", "proportions")),
+        ("-m x -dev CUDA0", ("-dev 'CUDA0'", "cuda-host")),
+        ("-m x --device cuda --lora f", ("--lora", "use --device cpu")),
+        ("-m x --device cuda --embeddings", ("--embeddings", "use --device cpu")),
+        ("-m x --device cuda -md y", ("no model drafts", "ngram-simple")),
+        ("-m x --device cuda -t 3", ("--threads is about the CPU", "--device cuda")),
+        ("--sim cpu-smollm2 --device cuda", ("--device cuda goes with a model",)),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(line, parts):
@@ -203,7 +213,7 @@ def test_who_drafts(line, kinds):
 
 def test_what_means_nothing_here_costs_one_warning():
     assert warnings("-ngl 99 -ngl 99 --mlock") == (
-        "-ngl has no effect: the CPU computes, as there is no GPU engine yet",
+        "-ngl has no effect: GPUs compute all layers or none, see --device",
         "--mlock has no effect: weights are always mapped from their file as they are",
     )
 

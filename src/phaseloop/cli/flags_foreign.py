@@ -34,12 +34,10 @@ IGNORED: dict[str, str] = {
         --poll-batch VALUE
         --numa VALUE $NUMA
     """,
-    "the CPU computes, as there is no GPU engine yet": """
+    "GPUs compute all layers or none, see --device": """
         -ngl --gpu-layers --n-gpu-layers VALUE $N_GPU_LAYERS =0 =auto
         -sm --split-mode VALUE $SPLIT_MODE
-        -ts --tensor-split VALUE $TENSOR_SPLIT
         -mg --main-gpu VALUE $MAIN_GPU
-        -dev --device VALUE $DEVICE =none
         -ot --override-tensor VALUE $OVERRIDE_TENSOR
         -cmoe --cpu-moe $CPU_MOE
         -ncmoe --n-cpu-moe VALUE $N_CPU_MOE

@@ -22,6 +22,7 @@ from .flags import (
     used,
 )
 from .flags_answers import ANSWERS, CONTEXT_MAX
+from .flags_device import DEVICE
 from .flags_embedding import EMBEDDING
 from .flags_lora import LORA
 from .flags_speculation import SPECULATION
@@ -303,4 +304,7 @@ RECORDS = Group(
         ),
     ),
 )
-USED = (MODEL, LORA, ENGINE, EMBEDDING, SPECULATION, POLICY, LIMITS, ANSWERS, SERVER, RECORDS)
+USED = (
+    *(MODEL, LORA, DEVICE, ENGINE, EMBEDDING, SPECULATION),
+    *(POLICY, LIMITS, ANSWERS, SERVER, RECORDS),
+)

@@ -13,8 +13,9 @@ from phaseloop.model.plan import CONTEXT_STEP
 from phaseloop.model.weights import open_weights
 from phaseloop.text.metadata import vocabulary_of
 
+from .serve_file import cache_kind, facts_of, load_by
 from .serve_loaded import Loaded, Reporter
-from .serve_model import cache_kind, facts_of, load_by, planned
+from .serve_model import planned
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
 

@@ -117,6 +117,7 @@ def loader_of(settings: Settings) -> Load:
         return load_sim
     try:
         kind = "serve_encoder" if settings.encodes else "serve_model"
+        kind = "serve_cuda" if settings.on_gpu else kind
         return cast(Load, import_module(f"phaseloop.cli.{kind}").load)
     except ModuleNotFoundError as error:
         if error.name != "ggml":

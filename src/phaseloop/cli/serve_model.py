@@ -1,11 +1,9 @@
 """From settings to a loaded model on the CPU; imported late, as it needs numpy, gguf and ggml."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,7 +14,6 @@ from phaseloop.engine.slot_file import Directory
 from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.http.adapters import Lora
 from phaseloop.model.adapter import LoadedAdapter, open_adapter
-from phaseloop.model.gguf_file import ModelError
 from phaseloop.model.load import load_model
 from phaseloop.model.plan import (
     CONTEXT_STEP,
@@ -28,33 +25,14 @@ from phaseloop.model.plan import (
 )
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
-from phaseloop.ops.ggml_regions import CacheKind
-from phaseloop.ops.interface import BackendError
 from phaseloop.text.metadata import vocabulary_of
-from phaseloop.text.vocabulary import VocabularyError
 
 from .errors import UserError
-from .models import resolve
 from .serve_draft import Draft, draft_tokens, drafter_of, open_draft
-from .serve_loaded import Facts, Loaded, Reporter
+from .serve_file import CONTEXT_MIN, CacheKind, cache_kind, facts_of, load_by
+from .serve_loaded import Loaded, Reporter
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
-
-CONTEXT_MIN = 256  # tokens; with less nothing can be said
-CACHE_KINDS: dict[str, CacheKind] = {
-    "f32": "F16",  # the best there is
-    "f16": "F16",
-    "bf16": "F16",
-    "q8_0": "Q8_0",
-    "q5_1": "Q8_0",
-    "q5_0": "Q8_0",
-    "q4_1": "Q8_0",
-    "q4_0": "Q8_0",
-    "iq4_nl": "Q8_0",
-}
-
-
-Read: TypeAlias = Callable[[Path, Settings, Reporter], Loaded]
 
 
 class Sizes(Struct, frozen=True):
@@ -68,19 +46,6 @@ class Sizes(Struct, frozen=True):
 def load(settings: Settings, reporter: Reporter) -> Loaded:
     """Raises UserError, Interrupted."""
     return load_by(load_file, settings, reporter)
-
-
-def load_by(read: Read, settings: Settings, reporter: Reporter) -> Loaded:
-    """As `read` loads a file, its errors being a user's."""
-    path = resolve(
-        settings.model, settings.hf_repo, settings.hf_file, settings.offline, settings.hf_token
-    )
-    try:
-        return read(path, settings, reporter)
-    except (ModelError, BackendError) as error:
-        raise UserError(str(error)) from None
-    except VocabularyError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
@@ -202,28 +167,3 @@ def planned(
         )
     reporter.say("memory", plan=found.describe())
     return Sizes(found.context, found.sequence, repack)
-
-
-def cache_kind(settings: Settings, reporter: Reporter) -> CacheKind:
-    """One type for keys and values: the better one of those asked for that there are."""
-    asked = (settings.cache_type_k, settings.cache_type_v)
-    kinds = {CACHE_KINDS[name] for name in asked}
-    kind: CacheKind = "F16" if "F16" in kinds else "Q8_0"
-    if any(name.upper() != kind for name in asked):
-        reporter.warn("cache", keys=asked[0], values=asked[1], used=kind.lower())
-    return kind
-
-
-def facts_of(path: Path, weights: Weights, model: Model) -> Facts:
-    embedding = weights.tensors["token_embd.weight"]
-    kinds = [weight.kind for weight in weights.tensors.values() if len(weight.shape) > 1]
-    return Facts(
-        name=path.name,
-        path=str(path),
-        size_bytes=weights.size_bytes,
-        parameter_count=sum(int(np.prod(w.shape)) for w in weights.tensors.values()),
-        ftype=max(sorted(set(kinds)), key=kinds.count),
-        architecture=model.architecture,
-        width=embedding.shape[1],
-        context_trained=model.context_length,
-    )

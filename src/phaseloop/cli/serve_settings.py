@@ -29,6 +29,7 @@ from .simulate_options import POLICY_OPTIONS, adjusted
 
 SLOTS_AUTO = 4
 ROUND_MS_CPU = 500
+ROUND_MS_GPU = 1000
 BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -48,6 +49,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     lora: tuple[tuple[str, float], ...] = ()  # files, and how much of each by default
     lora_init_without_apply: bool = False
 
+    device: str = "cpu"
+    tensor_split: tuple[float, ...] = ()
+    peer_access: str = "none"
     context: int = 0
     slots: int = -1
     batch: int = 2048
@@ -169,6 +173,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.model_draft is not None or self.hf_repo_draft is not None
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether kernels for GPUs compute, wherever they run."""
+        return self.device in ("cuda", "cuda-host")
+
+    @property
     def encodes(self) -> bool:
         """Whether it gives embeddings or ranks, instead of generating."""
         return self.embedding or self.reranking
@@ -207,6 +216,7 @@ def check(settings: Settings, parsed: Parsed) -> None:
         raise UserError("--sim-speed goes with --sim")
     check_encoding(settings, parsed)
     check_lora(settings)
+    check_device(settings, parsed)
     if settings.slot_save_path is not None:
         if settings.sim is not None:
             raise UserError("--slot-save-path goes with a model: --sim has no state to save")
@@ -273,6 +283,26 @@ def check_lora(settings: Settings) -> None:
         if path in seen:
             raise UserError(f"--lora {name}: named twice; it has one id, and a scale of any size")
         seen.add(path)
+
+
+def check_device(settings: Settings, parsed: Parsed) -> None:
+    """What goes with GPUs only, and what does not go with them yet."""
+    if not settings.on_gpu:
+        for name in ("--tensor-split", "--peer-access"):
+            if name in parsed.given:
+                raise UserError(f"{name} goes with --device cuda")
+        return
+    named = f"--device {settings.device}"
+    if settings.sim is not None:
+        raise UserError(f"{named} goes with a model, not with --sim")
+    if settings.encodes or settings.lora:
+        what = "--lora" if settings.lora else "--embeddings and --reranking"
+        raise UserError(f"{what}: not on GPUs yet; use --device cpu")
+    if any(kind != "ngram-simple" for kind in settings.drafters):
+        raise UserError(f"{named}: no model drafts on GPUs yet; use --spec-type ngram-simple")
+    for name in ("--threads", "--fast-attention", "--repack", "--no-repack"):
+        if name in parsed.given:
+            raise UserError(f"{name} is about the CPU, it goes without {named}")
 
 
 # --- what the settings make -----------------------------------------------------------------------

@@ -118,6 +118,17 @@ def advice_for(weights: Weights, model: Model, plan: CudaPlan) -> tuple[str, ...
     return advice(weights, model, replace(wanted, available=available))
 
 
+def context_that_fits(plan: CudaPlan) -> int:
+    """The most tokens of all sequences together that every device has room for; 0 if none."""
+    pages = plan.prepared.needs.page_count
+    most = pages - 1
+    for one in plan.devices:
+        if one.available_bytes is not None and one.cache_bytes:
+            left = one.available_bytes - (one.total_bytes - one.cache_bytes)
+            most = min(most, left * pages // one.cache_bytes - 1)
+    return max(0, most) * PAGE_LENGTH
+
+
 def check_room(weights: Weights, model: Model, plan: CudaPlan) -> None:
     """Raises BackendError, with what would fit, where a device has too little memory."""
     if plan.fits:

@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseloop.kernels import repack
-from phaseloop.kernels.contract import Array, Planned
+from phaseloop.kernels.contract import Array, KernelError, Planned
 from phaseloop.kernels.device import Device, part
 from phaseloop.kernels.kv import Cache
+from phaseloop.kernels.ranges import check_values
 from phaseloop.kernels.repack import Packed
 
 from .cuda_needs import MatrixKey, Needs, stored
 from .cuda_program import aligned
-from .interface import Rope
+from .interface import BackendError, Rope, Weight
 from .reference import unpack
 from .rope import angles
 
@@ -102,6 +103,7 @@ class Placed:
         matrices = {key: one for key, one in needs.matrices.items() if key.device == index}
         packer = Packer(device, needs, list(matrices))
         for key, wanted in matrices.items():
+            check(needs.weights[key.weight])
             packed = Packed(wanted.kind, wanted.rows, wanted.columns, block.take(wanted.data))
             packer.pack(key, packed)
             self._matrices[key] = packed
@@ -124,6 +126,14 @@ class Placed:
         for key, planes in needs.state_layers.items():
             if key[0] == index:
                 self.state_planes[key] = block.take(planes[0]), block.take(planes[1])
+
+
+def check(weight: Weight) -> None:
+    """Raises BackendError for what kernels cannot hold, though the file is valid."""
+    try:
+        check_values(weight.name, weight.kind, weight.shape[-1], weight.data.reshape(-1))
+    except KernelError as error:
+        raise BackendError(str(error)) from error
 
 
 class Packer:
