@@ -105,7 +105,7 @@ def advice_for(weights: Weights, model: Model, plan: CudaPlan) -> tuple[str, ...
     options = plan.options
     wanted = Wanted(
         split=options.split,
-        context=PAGE_LENGTH * backend_options(model, options).pages,
+        context=PAGE_LENGTH * (backend_options(model, options).pages - 1),
         cache=options.cache,
         slot_count=options.slot_count,
         ubatch=options.ubatch_tokens,
