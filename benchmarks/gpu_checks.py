@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from gpu_engine import engine
 from gpu_parity import FAILURES_MAX, Parity, run_tests
 from gpu_progress import Progress
 from gpu_report import Check, Machine, Report, text
@@ -75,6 +76,7 @@ def checked(
         parity = run_tests(device, left_s() * TESTS_SHARE, progress)
     checks.append(parity_check(parity))
     checks.append(guarded("graphs", lambda: graphs(device)))
+    checks.append(guarded("engine", lambda: engine(device)))
     checks.append(guarded("peers", lambda: peers(cupy, device, access)))
     ceilings, reached = measured(cupy, device, begin_s + seconds)
     taken_s = time.monotonic() - begin_s

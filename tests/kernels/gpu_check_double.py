@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
 
 import gpu_checks  # noqa: E402
+import gpu_engine  # noqa: E402
 import gpu_table  # noqa: E402
 from cupy_double import CURRENT, Graph, Machine, fake_cubin  # noqa: E402
 from kernel_shapes import Case  # noqa: E402
@@ -106,6 +107,7 @@ def main(fault, target, seconds):
     gpu_checks.read_budgets = lambda: [Budget("norm", "rms_norm<1>", 256, 64)]
     gpu_checks.cases = lambda: norm_cases([(1, 1024)])
     gpu_checks.attention_cases = lambda: norm_cases([(2, 512), (1 << 13, 1 << 14)])
+    gpu_engine.FAMILIES = {"qwen3": "Q4_K"}
     gpu_checks.run_tests = partial(gpu_checks.run_tests, tests=(HERE / "test_norm.py",))
     return gpu_checks.run(0, float(seconds), "all", Path(target))
 

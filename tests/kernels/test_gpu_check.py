@@ -58,8 +58,8 @@ def test_all_is_right(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "failing", "words"),
     [
-        ("wrong bits", {"parity"}, "20 failed, 0 skipped, 7 not run: too many fail"),
-        ("wrong graph", {"graphs"}, "a replayed graph has other bits than its launch"),
+        ("wrong bits", {"parity", "engine"}, "20 failed, 0 skipped, 7 not run: too many fail"),
+        ("wrong graph", {"graphs", "engine"}, "a replayed graph has other bits than its launch"),
         ("wrong copies", {"peers"}, "copies from device 0 to 1 arrive changed"),
     ],
 )
