@@ -98,11 +98,15 @@ def test_what_cannot_be_taken_is_refused_by_name_and_harms_nothing(model: Path, 
         for name in ("", ".hidden", "../up", "a/b", "a\\b", "x" * 256, "a\0b", " a", "ü" * 200):
             assert act(http, 0, "save", name).status_code == 400, name
             assert act(http, 0, "restore", name).status_code == 400, name
+        (tmp_path / "folder").mkdir()
+        for action, why in (("save", "is a directory"), ("restore", "no such file")):
+            refused = act(http, 0, action, "folder")
+            assert refused.status_code == 400 and why in refused.json()["error"]["message"]
         for slot in ("2", "-1", "x", "9" * 30):
             assert act(http, slot, "save", "a").status_code == 400
         assert "action" in act(http, 0, "copy", "a").json()["error"]["message"]
         names = {path.name for path in tmp_path.iterdir()}
-        assert names == {"good", *SPOILT} - {"missing"}
+        assert names == {"good", "folder", *SPOILT} - {"missing"}
         assert bits(ask(http, PROMPT, 0)) == bits(whole)
 
 

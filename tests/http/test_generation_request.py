@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storyteller import TOKENIZER, Storyteller
 
+from phaseloop.core.state import Limits
 from phaseloop.engine.settings import SAMPLERS, Breaker, Sampling
 from phaseloop.http.errors import ApiError
 from phaseloop.http.request import Shape, Wanted, request_of, wanted_of
 from phaseloop.http.request_fields import Fields
-from phaseloop.http.request_prompt import prompts_of
+from phaseloop.http.request_prompt import Prompt, check_fit, prompts_of
 from phaseloop.http.served import HttpOptions
 from phaseloop.text.breakers import breakers
 from phaseloop.text.chat_template import ChatTemplate
@@ -539,3 +540,20 @@ def test_any_bytes_are_refused(raw):
                 assert answer.json()["error"]["type"] == "invalid_request_error"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("trained", "limit", "said", "unsaid"),
+    [
+        (0, 1, "with the answer; shorten it, or serve a larger context", "trained"),
+        (256, 1, "serve a larger context", "trained"),
+        (128, 1, "shorten it: the model was trained for no more", "ctx-size"),
+        (128, 0, "the context holds 128; shorten it", "answer"),
+    ],
+)
+def test_a_remedy_is_one_that_can_help(trained, limit, said, unsaid):
+    limits = Limits(slot_count=1, batch_tokens=64, context_length=128, page_count=1)
+    with pytest.raises(ApiError) as refused:
+        check_fit(Prompt((1,) * 200, ""), limit, limits, trained)
+    assert said in refused.value.message
+    assert unsaid not in refused.value.message

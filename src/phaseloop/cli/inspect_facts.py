@@ -132,7 +132,7 @@ def facts_of(
         notes += memory_notes(memory, model, context)
     planned: tuple[DeviceMemory, ...] = ()
     if devices is not None and model is not None:
-        planned = planned_devices(weights, model, context, slots, cache, devices, obstacles)
+        planned = planned_devices(weights, model, context, slots, cache, devices, obstacles, notes)
     parameters = sum(int(np.prod(one.shape)) for one in weights.tensors.values())
     if not generates:
         notes.append("an encoder: it gives embeddings (serve --embeddings), and generates nothing")
@@ -280,10 +280,13 @@ def planned_devices(
     cache: str,
     devices: Devices,
     obstacles: list[str],
+    notes: list[str],
 ) -> tuple[DeviceMemory, ...]:
     tokens = context or model.context_length
     wanted = Wanted(devices.split, tokens, CACHES[cache], slots, UBATCH, devices.memory)
     planned = tuple(map(device_of, plan_devices(weights, model, wanted)))
+    if model.dimensions.recurrence is not None:
+        notes.append("GPUs hold two states per slot; those kept for later prompts are in host RAM")
     if not all(device.fits for device in planned):
         would = " or ".join(advice(weights, model, wanted))
         obstacles.append(f"the GPUs are too small; {f'{would} would fit' if would else NO_FIT}")

@@ -71,7 +71,7 @@ def prepare(raw: bytes, shape: Shape, served: Served, http: HttpOptions, now: da
     else:
         prompts = prompts_of(fields.raw.get("prompt"), tokenizer, limits)
     for prompt in prompts:
-        check_fit(prompt, wanted.limit, limits)
+        check_fit(prompt, wanted.limit, limits, served.model.n_ctx_train)
     if shape == "native" or wanted.echo or wanted.verbose:
         prompts = tuple(replace(p, shown=tokenizer.decode(p.tokens)) for p in prompts)
     return Prepared(wanted, prompts)

@@ -205,7 +205,7 @@ def submissions_of(
     limits = served.service.limits
     submissions: list[Submission] = []
     for index, prompt in enumerate(prompts):
-        check_fit(prompt, 0, limits)
+        check_fit(prompt, 0, limits, served.model.n_ctx_train)
         check_whole(index, len(prompt.tokens), limits)
         request = Promise(
             0,

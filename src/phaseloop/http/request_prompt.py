@@ -83,17 +83,24 @@ def mixed(place: str, parts: list[object], tokenizer: Tokenizer) -> tuple[int, .
     return tuple(tokens)
 
 
-def check_fit(prompt: Prompt, limit: int | None, limits: Limits) -> None:
-    """Raises ApiError if prompt and first token do not fit the context."""
+def check_fit(prompt: Prompt, limit: int | None, limits: Limits, trained: int) -> None:
+    """Raises ApiError if prompt and first token do not fit the context.
+
+    `trained`: the longest context of the model, 0 where nobody knows.
+    """
     length, context = len(prompt.tokens), limits.context_length
     if length + (limit != 0) > context:
-        raise exceeds_context(length, context)
+        raise exceeds_context(length, context, has_answer=limit != 0, trained=trained)
 
 
-def exceeds_context(length: int, context: int) -> ApiError:
-    message = (
-        f"the prompt has {length} tokens, and the context holds {context}"
-        " with the answer; shorten it, or serve a larger context (--ctx-size)"
-    )
+def exceeds_context(
+    length: int, context: int, *, has_answer: bool = True, trained: int = 0
+) -> ApiError:
+    told = f"the prompt has {length} tokens, and the context holds {context}"
+    if has_answer:
+        told += " with the answer"
+    remedy = "shorten it, or serve a larger context (--ctx-size)"
+    if 0 < trained <= context:
+        remedy = "shorten it: the model was trained for no more"
     extra = {"n_prompt_tokens": length, "n_ctx": context}
-    return ApiError("exceed_context_size_error", message, extra=extra)
+    return ApiError("exceed_context_size_error", f"{told}; {remedy}", extra=extra)

@@ -97,8 +97,11 @@ async def save(
     state = taken[-1]
     try:
         written = await served.in_thread(files.write, name, state)
+    except IsADirectoryError:
+        raise invalid(f"filename: {name} is a directory") from None
     except OSError as error:
-        raise ApiError("server_error", f"{name} cannot be written: {error}") from None
+        why = error.strerror or "the disk does not take it"
+        raise ApiError("server_error", f"{name} cannot be written: {why}") from None
     return {
         "id_slot": slot,
         "filename": name,
