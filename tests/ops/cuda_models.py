@@ -17,6 +17,12 @@ from phaseloop.ops.cuda_prepare import Options
 from phaseloop.ops.interface import Span
 from phaseloop.ops.reference import ReferenceBackend
 
+
+def hybrid(kind: str, **options: object) -> ModelFile:
+    """One layer that recurs and one that attends."""
+    return hybrid_file(kind, layers=2, full_attention_interval=2, **options)
+
+
 FAMILIES = {
     "llama": lambda kind: decoder_file("llama", kind),
     "llama-scaled": lambda kind: decoder_file("llama", kind, rope_factors=True, biases=True),
@@ -26,10 +32,10 @@ FAMILIES = {
     "gemma3": lambda kind: gemma_file(
         kind, **{"attn_logit_softcapping": 20.0, "final_logit_softcapping": 3.0}
     ),
-    "qwen35": hybrid_file,
-    "qwen35-fused": lambda kind: hybrid_file(kind, fused=True, tied=True),
-    "qwen35moe": lambda kind: hybrid_file(kind, mixture=True),
-    "qwen35moe-fused": lambda kind: hybrid_file(kind, mixture=True, fused=True),
+    "qwen35": hybrid,
+    "qwen35-fused": lambda kind: hybrid(kind, fused=True, tied=True),
+    "qwen35moe": lambda kind: hybrid(kind, mixture=True),
+    "qwen35moe-fused": lambda kind: hybrid(kind, mixture=True, fused=True),
 }
 
 
