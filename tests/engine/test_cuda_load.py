@@ -12,6 +12,7 @@ pytest.importorskip("ggml")
 
 from answers import GREEDY, Job, serve
 from msgspec.structs import replace
+from real_geometry import LAYERS, write
 from synthetic import decoder_file
 
 from phaseloop.engine.cuda_load import (
@@ -22,10 +23,13 @@ from phaseloop.engine.cuda_load import (
     plan_cuda,
 )
 from phaseloop.engine.sampling import ChainSampler
+from phaseloop.kernels.budgets import read_budgets
 from phaseloop.kernels.device import DeviceMemoryError, HostDevice
 from phaseloop.model.device_plan import ALLOWANCE_BYTES
 from phaseloop.model.load import load_model
 from phaseloop.model.weights import open_weights
+from phaseloop.ops.cuda_plan import trial
+from phaseloop.ops.cuda_shape import PassShape
 from phaseloop.ops.interface import BackendError
 
 OPTIONS = CudaOptions(slot_count=2, context_length=512, ubatch_tokens=64)
@@ -43,7 +47,7 @@ def engine_of(weights, model, devices, options=OPTIONS):
 
 
 def test_a_plan_counts_what_is_allocated(tmp_path):
-    """Repacked F16 weights are as large as in the file; 64 tokens per page and head, and so on."""
+    """F16 weights are as large as in the file; of pages there are four, and one to shift into."""
     weights, model = opened(decoder_file("llama", "F16"), tmp_path)
     for cache, position in (("F16", 2 * 2 * 2 * 64 * 2), ("Q8_0", 2 * 2 * 2 * 64 // 32 * 34)):
         options = replace(OPTIONS, cache=cache, split=(2.0, 1.0))
@@ -60,6 +64,35 @@ def test_a_plan_counts_what_is_allocated(tmp_path):
             total, free = device.memory_bytes()
             held = planned.total_bytes - ALLOWANCE_BYTES
             assert held <= total - free < held + (1 << 16), index
+
+
+def test_the_plan_of_a_large_hybrid_over_four_gpus(tmp_path):
+    """All of its kernels have budgets; weights are as large as in the file, but for filled-up rows.
+
+    The block that drafts is counted among the layers, and is not loaded.
+    """
+    write(tmp_path / "model.gguf")
+    weights = open_weights(tmp_path / "model.gguf")
+    model = load_model(weights)
+    options = CudaOptions(
+        slot_count=4, context_length=1 << 18, page_count=1024, split=(1.0,) * 4, ubatch_tokens=2048
+    )
+    plan = plan_cuda(weights, model, options, (16 * SPARE,) * 4)
+    check_room(weights, model, plan)
+    used = sum(
+        weight.data.nbytes
+        for name, weight in weights.tensors.items()
+        if not name.startswith(f"blk.{LAYERS}.")
+    )
+    planned = sum(one.weights_bytes for one in plan.devices)
+    assert used <= planned < 1.001 * used
+    assert sum(one.layer_count for one in plan.devices) == LAYERS + 1  # with the draft block
+    budgets = {(budget.source, budget.entry) for budget in read_budgets()}
+    for launches in plan.prepared.launches:
+        assert launches <= budgets
+    shape = PassShape(True, ((1, 1),), None, 16)
+    launches = trial(plan.subject, plan.prepared.needs, shape).launches
+    assert sum(map(len, launches)) < 1000  # 14 per layer
 
 
 def test_a_device_with_less_memory_than_planned_says_so(tmp_path):

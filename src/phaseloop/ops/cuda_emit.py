@@ -14,6 +14,7 @@ from phaseloop.kernels.repack import Packed
 from .cuda_graph import Attended, Embedded, Linear, Mixed, Node, Norm, Recurred, Sum
 from .cuda_program import Make, Program, Value
 from .cuda_shape import Inputs, PassShape, Store
+from .interface import Rope
 
 
 class Emitter:
@@ -32,7 +33,7 @@ class Emitter:
         self.inputs = inputs
         self.shape = shape
         self.queries: dict[int, Value] = {}  # by node, of those whose keys have been written
-        self.turns: dict[tuple[int, int], Value] = {}  # by device and rope
+        self.turns: dict[tuple[int, Rope], Value] = {}
         self._device_of = device_of
         self._first_device = first_device
         self._made: dict[tuple[int, str], Value] = {}

@@ -79,7 +79,7 @@ def keep(to: Emitter, node: Attended) -> None:
 
 def turns_of(to: Emitter, device: int, turn: Rope) -> Value:
     """Angles of the rows' positions, once per pass and device."""
-    key = (device, hash(turn))
+    key = (device, turn)
     if key not in to.turns:
         positions = to.inputs[device].positions
         frequencies = to.store.frequencies(device, turn)
