@@ -203,11 +203,16 @@ def test_what_is_wrong_is_named_with_what_would_be_right(line, parts):
         ("--spec-type ngram-simple", ("ngram-simple",)),
         ("--spec-default", ("ngram-simple",)),
         ("-md y", ("draft-simple",)),
-        ("-md y --spec-type draft-simple,ngram-simple", ("ngram-simple", "draft-simple")),
+        ("-md y --spec-default", ("ngram-simple", "draft-simple")),
+        ("-md y --spec-type ngram-simple,draft-simple", ("ngram-simple", "draft-simple")),
+        ("-md y --spec-type draft-simple,ngram-simple", ("draft-simple", "ngram-simple")),
+        ("--spec-type draft-mtp,none,ngram-simple,draft-mtp", ("draft-mtp", "ngram-simple")),
+        ("--spec-type draft-mtp --spec-default", ("ngram-simple", "draft-mtp")),
+        ("--spec-type draft-mtp,ngram-simple --spec-default", ("draft-mtp", "ngram-simple")),
     ],
 )
 def test_who_drafts(line, kinds):
-    """As in llama-server a draft model says by itself what it is, and n-grams are asked first."""
+    """As in llama-server a draft model says by itself what it is.  Who is named first is asked first."""
     assert settings(line).drafters == kinds
 
 

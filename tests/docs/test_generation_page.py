@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from pages import DOCS, codes, table
 
+from phaseloop.cli.flags_speculation import KINDS
 from phaseloop.core.state import Limits
 from phaseloop.core.vocabulary import FinishReason, Request
 from phaseloop.http.answer_ends import COMPLETE, failure
@@ -137,3 +138,7 @@ def test_the_ends_are_those_of_the_scheduler():
 
 def test_the_spans_are_those_of_the_answer():
     assert codes(table(PAGE, "spans")) == list(spans(Timing(), 0, "mixed", None))
+
+
+def test_every_kind_of_draft_is_told_of():
+    assert {kind.strip("`") for kind, *_ in table(PAGE, "drafts")} == set(KINDS) - {"none"}

@@ -24,7 +24,7 @@ def kinds(text: str) -> tuple[str, ...]:
             raise ValueError(f"{name} is not built; the nearest is {OTHERS[name]}")
         if name not in KINDS:
             raise ValueError(f"possible are {', '.join(KINDS)}{nearest(name, KINDS)}")
-    return tuple(name for name in KINDS if name in found and name != "none")
+    return tuple(dict.fromkeys(name for name in found if name != "none"))
 
 
 SPECULATION = Group(
@@ -34,7 +34,8 @@ SPECULATION = Group(
             "--spec-type",
             Kind("KIND,KIND", kinds),
             "spec_type",
-            f"who drafts: {', '.join(KINDS)}; of several the first that has an idea",
+            f"who drafts: {', '.join(KINDS)}; of several the first that has an idea, asked in "
+            "the order given",
             env="LLAMA_ARG_SPEC_TYPE",
         ),
         used("--spec-default", SWITCH, "spec_default", "as --spec-type ngram-simple"),

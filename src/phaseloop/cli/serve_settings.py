@@ -23,7 +23,6 @@ from .errors import UserError
 from .flags import Group, Parsed, Reader
 from .flags_foreign import FOREIGN
 from .flags_serve import USED
-from .flags_speculation import KINDS
 from .serve_samplers import samplers_of
 from .simulate_options import POLICY_OPTIONS, adjusted
 
@@ -161,12 +160,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def drafters(self) -> tuple[str, ...]:
         """The kinds, in the order in which they are asked."""
-        named = set(self.spec_type)
-        if self.spec_default:
-            named.add("ngram-simple")
+        named = list(self.spec_type)
+        if self.spec_default and "ngram-simple" not in named:
+            named.insert(0, "ngram-simple")  # what costs nothing comes first, if nobody says
         if self.has_draft_model and not any(kind.startswith("draft-") for kind in named):
-            named.add("draft-simple")  # or what the file turns out to be
-        return tuple(kind for kind in KINDS if kind in named)
+            named.append("draft-simple")  # or what the file turns out to be
+        return tuple(named)
 
     @property
     def has_draft_model(self) -> bool:

@@ -22,7 +22,7 @@ class FollowedAll(Struct, frozen=True):
 
 
 class Drafters:
-    """Implements draft.Drafter.  `drafters` are asked in their order: the cheap ones first."""
+    """Implements draft.Drafter.  `drafters` are asked in their order."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
