@@ -54,8 +54,7 @@ def smollm_file():
 
 MODELS = {
     "smollm2-F16": (smollm_file, "F16"),
-    "smollm2-Q8_0": (smollm_file, "Q8_0"),
-    "hybrid-F16": (lambda: hybrid_file("Q4_K", layers=2, full_attention_interval=2), "F16"),
+    "hybrid-Q8_0": (lambda: hybrid_file("Q4_K", layers=2, full_attention_interval=2), "Q8_0"),
 }
 
 

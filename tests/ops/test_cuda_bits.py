@@ -30,7 +30,8 @@ def cache(request):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return opened(decoder_file("llama", "Q8_0"), tmp_path_factory.mktemp("model"))
+    """One layer: what these tests look at is the same in each."""
+    return opened(decoder_file("llama", "Q8_0", layers=1), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_every_family(family, tmp_path):
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_every_type(kind, tmp_path):
-    tiny = opened(decoder_file("llama", kind), tmp_path)
+    tiny = opened(decoder_file("llama", kind, layers=1), tmp_path)
     backend = tiny.cuda()
     assert measure(logits_of(backend), logits_of(tiny.reference())) < 3 * TOLERANCE
     backend.close()
