@@ -1,5 +1,5 @@
-"""Goal: values that live at once share no bytes, any pass fits the arenas that a few were tried for,
-and pages are neither lost nor written where others read.
+"""Goal: values that live at once share no bytes, any pass fits the arenas that a few were tried
+for, and pages are neither lost nor written where others read.
 
 Method: random passes and random histories of regions, from fixed seeds, against plain recounting.
 """
