@@ -189,9 +189,9 @@ def test_on_a_tiny_hybrid_with_its_own_block(tmp_path: Path):
 @pytest.mark.grid
 @pytest.mark.timeout(TIMEOUT_S)
 def test_on_a_real_model_with_drafts(tmp_path: Path, smollm2: Path):
-    """As the reference was accepted: 64 tokens each."""
+    """As the reference was accepted: 64 tokens each.  Drafts are made whether they pay or not."""
     arguments = ("-m", str(smollm2), "-c", "16384", "--cache-ram", "0")
-    more = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3")
+    more = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--draft-cost", "0")
     accept((*arguments, *more), WORDS, 64, tmp_path / "trace.jsonl", drafts=True)
 
 
