@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -198,11 +199,12 @@ class ServerRunner:
     def close(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+        finally:  # also where a second Ctrl-C cuts this waiting short
             self._process.kill()
             self._process.wait()
-        self._log.close()
+            self._log.close()
 
     def _wait_until_healthy(self) -> None:
         end_s = time.monotonic() + START_S_MAX

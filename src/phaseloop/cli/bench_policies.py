@@ -6,7 +6,6 @@ in an order drawn anew.  What is not whole (a stream without its end, totals tha
 rejected and counted, and never part of a figure.
 """
 
-import asyncio
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -33,8 +32,10 @@ from .bench_policies_work import Ask, asks_of, words_for
 from .bench_tables import save, table_of
 from .child import ChildServer
 from .client import ClientError
+from .ending import interrupted_code
+from .ending_async import run_async
 from .errors import UserError, some_path
-from .main import EXIT_INTERRUPTED, load
+from .main import load
 
 HELP = "one workload under each policy, and beside other servers: throughput and waits"
 DESCRIPTION = """\
@@ -119,13 +120,13 @@ def run(args: Namespace) -> int:
     taken: list[Taken] = []
     bench = Bench(args, workload, asks, seed, taken)
     other_load = OtherLoad()
-    is_interrupted = False
+    interruption: KeyboardInterrupt | None = None
     try:
-        asyncio.run(bench.measure())
-    except KeyboardInterrupt:
+        run_async(bench.measure())
+    except KeyboardInterrupt as error:
         if not taken:
             raise
-        is_interrupted = True
+        interruption = error
     report = Report(
         command=command_of(args),
         workload=args.workload.name,
@@ -135,10 +136,12 @@ def run(args: Namespace) -> int:
         own=tuple(args.policies),
         taken=tuple(taken),
         others_cores=other_load.cores(),
-        is_interrupted=is_interrupted,
+        is_interrupted=interruption is not None,
     )
     publish(report, args, {} if plots is None else plots(report))
-    return EXIT_INTERRUPTED if is_interrupted else 0 if report.measured else 1
+    if interruption is not None:
+        return interrupted_code(interruption)
+    return 0 if report.measured else 1
 
 
 def plotter() -> Any:  # noqa: ANN401  a module that may be missing

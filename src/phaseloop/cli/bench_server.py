@@ -24,6 +24,7 @@ from phaseloop.sim.spread import Percentiles, Spread
 
 from .child import ChildServer
 from .client import Address, ClientError, Exchange
+from .ending_async import run_async
 from .errors import UserError
 
 HELP = "streams through HTTP: tokens per second, gaps, and the cost of a round"
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: at least 1 is needed")
     try:
-        samples = asyncio.run(measure(args))
+        samples = run_async(measure(args))
     except ClientError as error:
         raise UserError(str(error)) from None
     show(samples, args)

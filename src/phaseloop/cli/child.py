@@ -92,9 +92,11 @@ class ChildServer:
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            async with asyncio.timeout(END_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self._process.wait()
+        finally:  # also where this waiting is cut short, by a second Ctrl-C
+            if self._process.returncode is None:
+                self._process.kill()
                 await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
         await self._reading

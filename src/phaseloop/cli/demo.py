@@ -1,13 +1,13 @@
 """`phaseloop demo`: from nothing to an answer of a real model, in one command."""
 
 import argparse
-import asyncio
 import sys
 
 import msgspec
 
 from .child import ChildServer
 from .client import ClientError, Exchange
+from .ending_async import run_async
 from .errors import UserError
 from .pull import fetch
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model == MODEL:
         fetch(MODEL)
     try:
-        return asyncio.run(ask(args.model, args.question, args.max_tokens))
+        return run_async(ask(args.model, args.question, args.max_tokens))
     except ClientError as error:
         raise UserError(str(error)) from None
 

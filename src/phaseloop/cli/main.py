@@ -20,6 +20,7 @@ from typing import Protocol, TextIO, cast
 
 from phaseloop import __version__
 
+from .ending import end_in_order, interrupted_code
 from .errors import EXIT_USAGE, UserError
 
 COMMANDS = {  # in the order of the help
@@ -35,7 +36,6 @@ COMMANDS = {  # in the order of the help
     "bench": "measure the engine, the policies or the server on this machine",
 }
 READS_ITS_LINE = ("serve",)  # llama-server's flags are not in argparse's manner
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
@@ -52,9 +52,11 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; `argv` without the program's name, the process's own if None."""
-    if argv is None:  # the process is ours: whatever it starts imports nothing from where we are
-        os.environ["PYTHONSAFEPATH"] = "1"
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is ours
+        os.environ["PYTHONSAFEPATH"] = "1"  # whatever it starts imports nothing from where we are
+        if arguments[:1] != ["serve"]:  # which ends in an order of its own
+            end_in_order()
     sys.stdout, sys.stderr = usable(sys.stdout), usable(sys.stderr)
     try:
         exit_code = dispatch(arguments)
@@ -63,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         complain(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interruption:
+        return interrupted_code(interruption)
     except BrokenPipeError:
         # Whoever read the output has enough.  What is still buffered must not be tried again when
         # the interpreter ends.

@@ -13,6 +13,8 @@ from rich.live import Live
 from phaseloop.runtime.timeline import VERSION, Batch, Stretch
 
 from .client import Address, ClientError, Exchange
+from .ending import Ended
+from .ending_async import run_async
 from .errors import UserError
 from .top_board import Board
 from .top_screen import screen
@@ -44,12 +46,14 @@ def run(args: Namespace) -> int:
     watch = print_once if args.once else show
     try:
         address = Address.parse(args.url)
-        asyncio.run(watch(address, args.api_key))
+        run_async(watch(address, args.api_key))
     except ClientError as error:
         raise UserError(f"{args.url}: {error}", EXIT_FAILED) from None
     except NotYet as error:
         remedy = "try again in a moment, or leave --once out to wait for it"
         raise UserError(f"{args.url}: {error}; {remedy}", EXIT_FAILED) from None
+    except Ended:
+        raise
     except KeyboardInterrupt:  # how one leaves it
         return 0
     return 0
