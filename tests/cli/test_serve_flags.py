@@ -212,7 +212,7 @@ def test_what_is_wrong_is_named_with_what_would_be_right(line, parts):
     ],
 )
 def test_who_drafts(line, kinds):
-    """As in llama-server a draft model says by itself what it is.  Who is named first is asked first."""
+    """As in llama-server a draft model says by itself what it is.  The order given counts."""
     assert settings(line).drafters == kinds
 
 
