@@ -191,7 +191,8 @@ def test_on_a_tiny_hybrid_with_its_own_block(tmp_path: Path):
 def test_on_a_real_model_with_drafts(tmp_path: Path, smollm2: Path):
     """As the reference was accepted: 64 tokens each.  Drafts are made whether they pay or not."""
     arguments = ("-m", str(smollm2), "-c", "16384", "--cache-ram", "0")
-    more = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--draft-cost", "0")
+    sizes = ("--spec-ngram-size-n", "1", "--spec-ngram-size-m", "3")  # a word that came before
+    more = ("--spec-type", "ngram-simple", *sizes, "--draft-cost", "0")
     accept((*arguments, *more), WORDS, 64, tmp_path / "trace.jsonl", drafts=True)
 
 
