@@ -277,10 +277,18 @@ def test_policies_and_another_server_are_measured_in_one_run(tmp_path, capsys):
     ("arguments", "problem"),
     [
         (("--policies", "quantom"), "no policy 'quantom'"),
-        (("--policies", "mixed:linger_ms=5"), "mixed has no such setting"),
+        (
+            ("--policies", "mixed:linger_ms=5"),
+            "phaseloop: --policies mixed:linger_ms=5: the server: PUT /phase: 400: ",
+        ),
+        (("--policies", "mixed,quantum,mixed"), "mixed is named twice"),
+        (("--policies", "quantum:a=1:b=2,quantum:b=2:a=1"), "quantum:b=2:a=1 is named twice"),
+        (("--policies", "quantum:pp_quantum_ms=5:pp_quantum_ms=6"), "pp_quantum_ms is named twice"),
+        (("--serve=--port",), "phaseloop: --port wants N after it"),
+        (("--policies", "mixed", "--against", "mixed=http://127.0.0.1:1"), "have one name"),
         (("--against", "other"), "NAME=URL is expected"),
         (("--against", "other=http://127.0.0.1:1"), "127.0.0.1:1 cannot be reached"),
-        (("--against", "mixed=ftp://x"), "an address like http"),
+        (("--against", "other=ftp://x"), "an address like http"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_anything_is_measured(
@@ -291,19 +299,34 @@ def test_what_cannot_be_compared_is_said_before_anything_is_measured(
     assert problem in capsys.readouterr().err
 
 
-def test_a_web_server_of_another_kind_is_no_server_to_compare(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("status", "body", "came"),
+    [
+        ("404 Not Found", b"nope", "404: nope"),
+        ("200 OK", b"<html>\n<p>", "200 with what is no list of models: '<html> <p>'"),
+        ("200 OK", b'"\xff"', "200 with what is no list of models: '\"\ufffd\"'"),
+        ("200 OK", b'{"data": []}', "200 with what is no list of models: '{\"data\": []}'"),
+        ("200 OK", b"", "200 with what is no list of models: nothing"),
+    ],
+)
+def test_a_web_server_of_another_kind_is_no_server_to_compare(status, body, came):
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
         writer.close()
 
     async def ask_it():
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            await bench_policies.find_server("web", f"http://127.0.0.1:{port}", None)
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await bench_policies.find_server("web", url, None, given="--against web=URL")
 
-    with pytest.raises(UserError, match="GET /v1/models answered 404: nope"):
+    with pytest.raises(UserError) as caught:
         asyncio.run(ask_it())
+    assert str(caught.value) == (
+        "--against web=URL: the URL of a phaseloop, a llama-server or an OpenAI compatible server "
+        f"is expected; GET /v1/models answered {came}"
+    )
 
 
 def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch, capsys):

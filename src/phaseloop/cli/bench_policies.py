@@ -42,6 +42,7 @@ DESCRIPTION = """\
 Sends the requests of a workload when they arrive, under every policy in turn, and shows how long
 their clients waited.  Policies are measured on one server: of -m or --sim, which is started for the
 occasion, or of --url, which needs --phase-control and --metrics."""
+OWN = "the server"  # in messages, whose policies are compared
 PLAIN_WIDTH = 140  # of tables where no terminal has one
 
 
@@ -103,7 +104,11 @@ def policies(text: str) -> dict[str, dict[str, Any]]:
         body: dict[str, Any] = {"policy": name}
         for setting in settings:
             key, _, value = setting.partition("=")
+            if key in body:
+                raise ArgumentTypeError(f"{part}: {key} is named twice")
             body[key] = int(value) if value.isdigit() else value
+        if body in found.values():
+            raise ArgumentTypeError(f"{part} is named twice; each is measured once per repeat")
         found[part] = body
     return found
 
@@ -168,13 +173,13 @@ class Bench:
 
     async def measure(self) -> None:
         """Raises UserError for servers that are not there or cannot be compared."""
+        if len(set(self.names)) < len(self.names):
+            raise UserError("two of what is compared have one name; rename in --against")
+        others = [await self._other(given) for given in self._args.against]
         async with AsyncExitStack() as stack:
             own = await self._own(stack)
-            others = [await self._other(given) for given in self._args.against]
             targets = [Target(name, own, body) for name, body in self._args.policies.items()]
             targets += [Target(server.name, server) for server in others]
-            if len({target.name for target in targets}) < len(targets):
-                raise UserError("two of what is compared have one name; rename in --against")
             try:
                 await check_control(own, targets)
                 prompts = [await prompt_of(own, ask, self._seed) for ask in self._asks]
@@ -185,12 +190,12 @@ class Bench:
     async def _own(self, stack: AsyncExitStack) -> Server:
         args = self._args
         if args.url is not None:
-            server = await find_server("phaseloop", args.url, args.api_key)
+            server = await find_server(OWN, args.url, args.api_key, given=f"--url {args.url}")
             return replace(server, protocol="native")
         model = ("-m", args.model) if args.model is not None else ("--sim", args.sim)
         flags = (*model, "--phase-control", "--metrics", *args.serve)
         child = await stack.enter_async_context(ChildServer(flags))
-        return Server("phaseloop", child.address, None, "native", "")
+        return Server(OWN, child.address, None, "native", "")
 
     async def _other(self, given: str) -> Server:
         name, _, url = given.partition("=")
@@ -198,7 +203,7 @@ class Bench:
             raise UserError(
                 f"--against {given}: NAME=URL is expected, as in other=http://host:8080"
             )
-        return await find_server(name, url, self._args.api_key)
+        return await find_server(name, url, self._args.api_key, given=f"--against {given}")
 
     async def _repeat(self, targets: Sequence[Target], prompts: Sequence[list[int]]) -> None:
         """One request to each that does not count, then the repeats."""
@@ -235,7 +240,10 @@ async def check_control(own: Server, targets: Sequence[Target]) -> None:
     """Every policy can be had.  Raises ClientError with the server's reason."""
     for target in targets:
         if target.policy is not None:
-            await own.send("PUT", "/phase", target.policy)
+            try:
+                await own.send("PUT", "/phase", target.policy)
+            except ClientError as error:
+                raise ClientError(f"--policies {target.name}: {error}") from None
 
 
 async def prompt_of(own: Server, ask: Ask, seed: int) -> list[int]:

@@ -17,6 +17,7 @@ Protocol = Literal["native", "openai"]
 IDLE_INTERVAL_S = 0.02
 IDLE_S_MAX = 30.0
 SWITCH_S_MAX = 30.0
+SHOWN_BYTES = 80  # of an answer that was not expected
 EXCLUSIVE_BUT = ("mixed",)  # the policy whose rounds may mix
 
 
@@ -74,8 +75,8 @@ def decoded(name: str, data: bytes) -> Any:  # noqa: ANN401  JSON
 # --- who is there ---------------------------------------------------------------------------------
 
 
-async def find_server(name: str, url: str, api_key: str | None) -> Server:
-    """Raises UserError where nobody answers, or nobody that could be compared."""
+async def find_server(name: str, url: str, api_key: str | None, *, given: str) -> Server:
+    """Raises UserError, which begins with what was `given`, for who is not there, or is no such."""
     try:
         address = Address.parse(url)
         probe = Server(name, address, api_key, "native", "")
@@ -83,21 +84,31 @@ async def find_server(name: str, url: str, api_key: str | None) -> Server:
         if status == 200 and is_llama_like(body):
             return probe
         status, body = await probe.get("/v1/models")
-        if status == 200:
+    except ClientError as error:
+        raise UserError(f"{given}: {error}") from None
+    came = refusal(status, body)
+    if status == 200:
+        try:
             return Server(name, address, api_key, "openai", first_model(body))
-    except (ClientError, msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"--against {name}={url}: {error or type(error).__name__}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError):
+            came = f"200 with what is no list of models: {shown(body)}"
     raise UserError(
-        f"--against {name}={url}: neither llama-server's routes nor OpenAI's: "
-        f"GET /v1/models answered {refusal(status, body)}"
+        f"{given}: the URL of a phaseloop, a llama-server or an OpenAI compatible server is "
+        f"expected; GET /v1/models answered {came}"
     )
 
 
 def is_llama_like(body: bytes) -> bool:
     try:
         return "default_generation_settings" in msgspec.json.decode(body)
-    except (msgspec.DecodeError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
         return False
+
+
+def shown(body: bytes) -> str:
+    """The beginning of what somebody else has sent, on one line."""
+    text = " ".join(body[:SHOWN_BYTES].decode(errors="replace").split())
+    return repr(text) if text else "nothing"
 
 
 def first_model(body: bytes) -> str:

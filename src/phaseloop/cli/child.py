@@ -1,6 +1,7 @@
 """A `phaseloop serve` of our own, for commands that need a server for a while."""
 
 import asyncio
+import os
 import re
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -12,6 +13,7 @@ from typing import Self
 from . import PHASELOOP
 from .client import Address, ClientError, Exchange
 from .errors import UserError
+from .serve_settings import read_settings
 
 URL = re.compile(rb"https?://[^\s\"']+:\d+")
 # Its log says where it listens, whatever the arguments before this one ask for.
@@ -27,8 +29,9 @@ class ChildServer:
     def __init__(self, arguments: Sequence[str], *, echo: bool = False) -> None:
         """`arguments` are those of `phaseloop serve`; `echo` shows its log.
 
-        Raises UserError for arguments that silence the log.
+        Raises UserError for arguments that are wrong, or that silence the log.
         """
+        read_settings(arguments, os.environ)  # before ours follow, which are nobody's mistake
         if "--log-disable" in arguments:
             raise UserError("--log-disable would hide where this server listens: leave it out")
         self.address: Address
