@@ -13,14 +13,20 @@ pytest.importorskip("ggml")
 from answers import GREEDY, Job, serve
 from dflash_files import MASK, SAID, agreeing, dflash_file, sure_file, with_token_ids
 from hybrid_files import hybrid_file
+from reading import (
+    TEXT,
+    check_that_drafts_do_not_depend_on_how_the_text_was_read,
+    check_that_more_than_a_few_generated_tokens_are_read_without_a_wish,
+    computed,
+    drafts,
+    read_at_once,
+    wish,
+)
 from synthetic import VOCABULARY, decoder_file
 from test_draft_mtp import Block
 from test_p3 import SUBJECT, prompt
 from test_speculation import HOT, Model, jobs
 
-from phaseloop.engine.draft import Computed, Wish
-from phaseloop.engine.draft_dflash import WAITING_MAX
-from phaseloop.engine.sampler import Draw
 from phaseloop.model.drafts import draft_from
 from phaseloop.model.weights import open_weights
 
@@ -99,49 +105,19 @@ def test_near_the_end_of_the_context_blocks_get_shorter(random):
 
 # --- the drafter by itself ------------------------------------------------------------------------
 
-TEXT = prompt(90)
-PENDING = 7
-
-
-def computed(rows, start, end, slot=0, *, generated=False):
-    return Computed(slot, TEXT[:end], start, generated, rows[start:end])
-
-
-def wish(slot=0, length=90):
-    tokens = (*TEXT[:length], PENDING)
-    return Wish(slot, 5, 0.0, Draw(1, 0, 7, len(tokens), tokens, GREEDY))
-
-
-def drafts(drafter, **which):
-    return drafter.propose([wish(**which)])[0]
-
 
 @pytest.fixture(scope="module")
 def read(random):
-    """Hidden rows of the text, and what a drafter says that read it in one go."""
-    rows = random.rows(TEXT)
-    drafter = random.drafter()
-    drafter.follow([computed(rows, 0, len(TEXT))])
-    return rows, drafts(drafter)
+    return read_at_once(random)
 
 
 def test_drafts_do_not_depend_on_how_the_text_was_read(random, read):
-    rows, expected = read
-    assert len(expected) == 5 and MASK < VOCABULARY
-    drafter = random.drafter()
-    for start, end, generated in ((0, 1, False), (1, 70, False), (70, 89, True), (89, 90, True)):
-        drafter.follow([computed(rows, start, end, generated=generated)])
-    assert drafts(drafter) == drafts(drafter) == expected  # and not on earlier drafts
+    assert MASK < VOCABULARY
+    check_that_drafts_do_not_depend_on_how_the_text_was_read(random.drafter(), read)
 
 
 def test_more_than_a_few_generated_tokens_are_read_without_a_wish(random, read):
-    rows, expected = read
-    drafter = random.drafter()
-    drafter.follow([computed(rows, 0, 10)])
-    for place in range(10, len(TEXT)):
-        drafter.follow([computed(rows, place, place + 1, generated=True)])
-        assert len(drafter.track(0).waiting) <= WAITING_MAX
-    assert drafts(drafter) == expected
+    check_that_more_than_a_few_generated_tokens_are_read_without_a_wish(random.drafter(), read)
 
 
 def test_copies_and_many_slots_draft_the_same(random, read):

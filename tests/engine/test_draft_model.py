@@ -14,16 +14,14 @@ import numpy as np
 from answers import GREEDY, Job, serve
 from hybrid_files import hybrid_file
 from msgspec.structs import replace
+from reading import check_that_all_holds_after_the_sequence_was_saved
 from synthetic import VOCABULARY, decoder_file
-from test_cpu_engine import launch
 from test_p3 import SUBJECT, prompt
 from test_speculation import HOT, PENALISED, SLOTS, TOKENS, Model, jobs
 
-from phaseloop.core.vocabulary import Lane, SeatRequest
 from phaseloop.engine.cpu_load import CpuOptions, backend_over
 from phaseloop.engine.draft import Computed, Wish
 from phaseloop.engine.draft_model import LAG_MAX, DraftModel
-from phaseloop.engine.protocol import Content
 from phaseloop.engine.sampler import Draw
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.engine.settings import Speculation
@@ -123,24 +121,7 @@ def test_it_does_after_a_prefix_was_found(itself):
 
 
 def test_it_does_after_its_sequence_was_saved(itself):
-    job = jobs()[1]
-    expected = itself.plain(job).ids[0]
-    drafter = itself.drafter()
-    engine = itself.engine(drafter)
-    content = Content(job.prompt, job.seed, job.sampling)
-    engine.seat(SeatRequest(1, 0, 0, None, "oldest"), content)
-    end = len(job.prompt)
-    launch(engine, "prefill", Lane(0, 1, 0, 0, end, 0))
-    tokens = list(launch(engine, "sample", Lane(0, 1, 0, end, 0, 1)).tokens[0])
-    for slot in (0, 1, 2):
-        tokens += launch(engine, "decode", Lane(slot, 1, 0, end + len(tokens) - 1, 4, 4)).tokens[0]
-        held = end + len(tokens) - 1
-        launch(engine, "save", Lane(slot, 1, 0, 0, held, 0), reason="free_memory")
-        engine.release(slot, 0, 1)
-        engine.seat(SeatRequest(1, 0, slot + 1, None, "resume"), content)
-        launch(engine, "restore", Lane(slot + 1, 1, 0, 0, held, 0), reason="resume_saved")
-    assert tuple(tokens) == expected[:13]
-    assert drafter.accepted == drafter.drafted == 9
+    check_that_all_holds_after_the_sequence_was_saved(itself, jobs()[1])
 
 
 def test_another_model_shows_in_no_bit(other):

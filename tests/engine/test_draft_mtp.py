@@ -16,18 +16,22 @@ from answers import GREEDY, Job, serve
 from draft_files import TURN, knowing_file
 from hybrid_files import hybrid_file
 from msgspec.structs import replace
-from test_cpu_engine import launch
+from reading import (
+    TEXT,
+    check_that_all_holds_after_the_sequence_was_saved,
+    check_that_drafts_do_not_depend_on_how_the_text_was_read,
+    check_that_more_than_a_few_generated_tokens_are_read_without_a_wish,
+    computed,
+    drafts,
+    read_at_once,
+)
 from test_p3 import SUBJECT, prompt
 from test_speculation import FREE, HOT, SLOTS, Model, jobs
 
-from phaseloop.core.vocabulary import Lane, SeatRequest
 from phaseloop.engine.cpu_hidden import check_hidden
 from phaseloop.engine.cpu_load import CpuOptions, backend_over, engine_over
-from phaseloop.engine.draft import Computed, NoDrafts, Wish
+from phaseloop.engine.draft import NoDrafts
 from phaseloop.engine.draft_load import draft_backend, hidden_drafter
-from phaseloop.engine.draft_mtp import WAITING_MAX
-from phaseloop.engine.protocol import Content
-from phaseloop.engine.sampler import Draw
 from phaseloop.engine.sampling import ChainSampler
 from phaseloop.model.drafts import own_draft
 from phaseloop.ops.interface import BackendError, Span
@@ -150,24 +154,9 @@ def test_it_guesses_all_after_a_prefix_was_found(knowing):
 
 
 def test_it_guesses_all_after_its_sequence_was_saved(knowing):
-    job = Job(SUBJECT.greedy, 24, GREEDY, seed=1)
-    expected = knowing.plain(job).ids[0]
-    drafter = knowing.drafter()
-    engine = knowing.engine(drafter)
-    content = Content(job.prompt, job.seed, job.sampling)
-    engine.seat(SeatRequest(1, 0, 0, None, "oldest"), content)
-    end = len(job.prompt)
-    launch(engine, "prefill", Lane(0, 1, 0, 0, end, 0))
-    tokens = list(launch(engine, "sample", Lane(0, 1, 0, end, 0, 1)).tokens[0])
-    for slot in (0, 1, 2):
-        tokens += launch(engine, "decode", Lane(slot, 1, 0, end + len(tokens) - 1, 4, 4)).tokens[0]
-        held = end + len(tokens) - 1
-        launch(engine, "save", Lane(slot, 1, 0, 0, held, 0), reason="free_memory")
-        engine.release(slot, 0, 1)
-        engine.seat(SeatRequest(1, 0, slot + 1, None, "resume"), content)
-        launch(engine, "restore", Lane(slot + 1, 1, 0, 0, held, 0), reason="resume_saved")
-    assert tuple(tokens) == expected[:13]
-    assert drafter.accepted == drafter.drafted == 9
+    check_that_all_holds_after_the_sequence_was_saved(
+        knowing, Job(SUBJECT.greedy, 24, GREEDY, seed=1)
+    )
 
 
 def test_blocks_of_any_weights_show_in_no_bit(random):
@@ -182,46 +171,18 @@ def test_blocks_of_any_weights_show_in_no_bit(random):
 
 # --- the drafter by itself ------------------------------------------------------------------------
 
-TEXT = prompt(90)
-PENDING = 7
-
-
-def computed(rows, start, end, slot=0, *, generated=False):
-    return Computed(slot, TEXT[:end], start, generated, rows[start:end])
-
-
-def drafts(drafter, slot=0, length=90, count=5):
-    tokens = (*TEXT[:length], PENDING)
-    draw = Draw(1, 0, 7, len(tokens), tokens, GREEDY)
-    return drafter.propose([Wish(slot, count, 0.0, draw)])[0]
-
 
 @pytest.fixture(scope="module")
 def read(random):
-    """Rows of the text, and what a block drafts that read it in one go."""
-    rows = random.rows(TEXT)
-    drafter = random.drafter()
-    drafter.follow([computed(rows, 0, len(TEXT))])
-    return rows, drafts(drafter)
+    return read_at_once(random)
 
 
 def test_drafts_do_not_depend_on_how_the_text_was_read(random, read):
-    rows, expected = read
-    assert len(expected) == 5
-    drafter = random.drafter()
-    for start, end, generated in ((0, 1, False), (1, 70, False), (70, 89, True), (89, 90, True)):
-        drafter.follow([computed(rows, start, end, generated=generated)])
-    assert drafts(drafter) == drafts(drafter) == expected  # and not on earlier drafts
+    check_that_drafts_do_not_depend_on_how_the_text_was_read(random.drafter(), read)
 
 
 def test_more_than_a_few_generated_tokens_are_read_without_a_wish(random, read):
-    rows, expected = read
-    drafter = random.drafter()
-    drafter.follow([computed(rows, 0, 10)])
-    for place in range(10, len(TEXT)):
-        drafter.follow([computed(rows, place, place + 1, generated=True)])
-        assert len(drafter.track(0).waiting) <= WAITING_MAX
-    assert drafts(drafter) == expected
+    check_that_more_than_a_few_generated_tokens_are_read_without_a_wish(random.drafter(), read)
 
 
 def test_copies_draft_the_same(random, read):
@@ -236,7 +197,7 @@ def test_copies_draft_the_same(random, read):
     drafter.truncate(0, 0)
     for slot in (1, 2):
         drafter.follow([computed(rows, 80, len(TEXT), slot, generated=True)])
-        assert drafts(drafter, slot) == expected
+        assert drafts(drafter, slot=slot) == expected
 
 
 def test_where_a_prompt_ended_it_goes_on_after_an_answer(random, read):

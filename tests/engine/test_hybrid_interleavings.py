@@ -12,8 +12,8 @@ import zlib
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recall import RecallBackend, Shell, chance, recall_engine
-from test_snapshots import answer, happen
+from recall import RecallBackend, Shell, recall_engine
+from test_snapshots import answer, wander
 
 from phaseloop.core.policy import PRESETS
 from phaseloop.ops.delta_states import States
@@ -118,14 +118,7 @@ def test_no_interleaving_makes_a_wrong_answer(
         share_length_min=source.choice((8, 1024)),
         save_idle=save_idle,
     )
-    for _ in range(60):
-        drafter.fails = chance(source, failures)
-        happen(served, backend, source, failures)
-    drafter.fails = False
-    for request_id in served.live():
-        if served.requests[request_id].output_limit is None:
-            served.cancel(request_id)
-    served.drain()
+    wander(served, backend, drafter, source, failures)
     for (request_id, _), ids in served.given.items():
         prompt = served.prompts[request_id]
         assert ids == answer(prompt, len(ids), like_prompt=reuse_generated)

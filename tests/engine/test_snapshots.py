@@ -404,6 +404,18 @@ def happen(served, backend, source, failures):
         served.complete()
 
 
+def wander(served, backend, drafter, source, failures):
+    """Sixty things happen; then all that is left comes to its end."""
+    for _ in range(60):
+        drafter.fails = chance(source, failures)
+        happen(served, backend, source, failures)
+    drafter.fails = False
+    for request_id in served.live():
+        if served.requests[request_id].output_limit is None:
+            served.cancel(request_id)
+    served.drain()
+
+
 def check(served):
     """Nobody was given a token that a cold run would not give."""
     like_prompt = served.engine.describe().reuses_generated
@@ -455,14 +467,7 @@ def test_no_interleaving_makes_a_wrong_answer(
         share_length_min=source.choice((8, 1024)),
         save_idle=save_idle,
     )
-    for _ in range(60):
-        drafter.fails = chance(source, failures)
-        happen(served, backend, source, failures)
-    drafter.fails = False
-    for request_id in served.live():
-        if served.requests[request_id].output_limit is None:
-            served.cancel(request_id)
-    served.drain()
+    wander(served, backend, drafter, source, failures)
     check(served)
     assert failures or "failed" not in served.ended.values()
     assert engine.snapshots.size_bytes <= ram_bytes

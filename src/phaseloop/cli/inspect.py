@@ -4,7 +4,6 @@ The file's header is read and believed in nothing; no weight is computed with.  
 served is still described: each of architecture, tokenizer and template is tried by itself.
 """
 
-import math
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -19,6 +18,7 @@ from phaseloop.model.plan import size
 from phaseloop.model.weights import open_weights
 
 from .errors import UserError
+from .flags_device import DEVICES_MAX, proportions
 from .inspect_facts import CACHES, SLOTS_DEFAULT, Devices, Facts, facts_of
 from .models import resolve
 
@@ -27,7 +27,6 @@ EXIT_UNSERVABLE = 1
 CONTEXT_MAX = 1 << 26
 SLOTS_MAX = 4096
 PLAIN_WIDTH = 100
-DEVICES_MAX = 64
 SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(MiB|GiB|MB|GB)")
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
 
@@ -47,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--cache-type", choices=CACHES, default="f16", help="of keys and values; by default f16"
     )
     parser.add_argument(
-        "-ts", "--tensor-split", type=proportions, metavar="N,N,..",
+        "-ts", "--tensor-split", type=split, metavar="N,N,..",
         help="plan for several GPUs, the layers shared out in these proportions",
     )  # fmt: skip
     parser.add_argument(
@@ -67,14 +66,11 @@ def upto(high: int) -> Callable[[str], int]:
     return number
 
 
-def proportions(text: str) -> tuple[float, ...]:
+def split(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or len(found) > DEVICES_MAX or not 0 < sum(found) < math.inf or min(found) < 0:
-        raise ArgumentTypeError(f"{text!r} are not up to {DEVICES_MAX} proportions, as in 3,1")
-    return found
+        return proportions(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def memories(text: str) -> tuple[int, ...]:

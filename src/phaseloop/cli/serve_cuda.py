@@ -24,15 +24,12 @@ from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.engine.speculate import Terms
 from phaseloop.kernels.contract import KernelError
 from phaseloop.kernels.device import Device
-from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
-from phaseloop.model.weights import Weights, open_weights
+from phaseloop.model.weights import Weights
 from phaseloop.ops.cuda_devices import Where, close_all, open_devices
 from phaseloop.ops.interface import Backend, BackendError
-from phaseloop.text.metadata import vocabulary_of
 
-from .errors import UserError
-from .serve_file import CONTEXT_MIN, cache_kind, facts_of, load_by
+from .serve_file import CONTEXT_MIN, cache_kind, facts_of, load_by, opened
 from .serve_loaded import Loaded, Reporter
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_GPU, SLOTS_AUTO, Settings
@@ -44,16 +41,8 @@ def load(settings: Settings, reporter: Reporter) -> Loaded:
 
 
 def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
-    weights = open_weights(path)
-    model = load_model(weights)
-    if not model.generates:
-        raise UserError(f"{path}: an encoder, which GPUs do not run yet; use --device cpu")
-    vocabulary = vocabulary_of(weights.metadata)
-    for note in vocabulary.notes:
-        reporter.warn("tokenizer", note=note)
-    if settings.context_shift and model.dimensions.recurrence is not None:
-        why = "nothing can be dropped from recurrent states; answers end where the context does"
-        reporter.warn("no context shift", why=why)
+    instead = "which GPUs do not run yet; use --device cpu"
+    weights, model, vocabulary = opened(path, settings, reporter, instead=instead)
     where: Where = "cuda-host" if settings.device == "cuda-host" else "cuda"
     devices = open_devices(
         where,

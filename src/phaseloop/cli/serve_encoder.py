@@ -11,9 +11,8 @@ from phaseloop.engine.snapshots import Snapshots
 from phaseloop.model.load import load_model
 from phaseloop.model.plan import CONTEXT_STEP
 from phaseloop.model.weights import open_weights
-from phaseloop.text.metadata import vocabulary_of
 
-from .serve_file import cache_kind, facts_of, load_by
+from .serve_file import cache_kind, facts_of, load_by, words_of_file
 from .serve_loaded import Loaded, Reporter
 from .serve_model import planned
 from .serve_progress import CheckProgress
@@ -28,9 +27,7 @@ def load(settings: Settings, reporter: Reporter) -> Loaded:
 def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
     weights = open_weights(path)
     model = load_model(weights)
-    vocabulary = vocabulary_of(weights.metadata)
-    for note in vocabulary.notes:
-        reporter.warn("tokenizer", note=note)
+    vocabulary = words_of_file(weights, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO
     if model.dimensions.whole_lanes:  # one pass may hold as much as a round
         settings = replace(settings, ubatch=min(settings.batch, model.context_length))

@@ -7,10 +7,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from phaseloop.model.gguf_file import ModelError
+from phaseloop.model.load import load_model
 from phaseloop.model.shape import Model
-from phaseloop.model.weights import Weights
+from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.interface import BackendError
-from phaseloop.text.vocabulary import VocabularyError
+from phaseloop.text.metadata import vocabulary_of
+from phaseloop.text.vocabulary import Vocabulary, VocabularyError
 
 from .errors import UserError
 from .models import resolve
@@ -44,6 +46,27 @@ def load_by(read: Read, settings: Settings, reporter: Reporter) -> Loaded:
         raise UserError(str(error)) from None
     except VocabularyError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def opened(
+    path: Path, settings: Settings, reporter: Reporter, *, instead: str
+) -> tuple[Weights, Model, Vocabulary]:
+    """A model that generates; `instead` is what to do with an encoder."""
+    weights = open_weights(path)
+    model = load_model(weights)
+    if not model.generates:
+        raise UserError(f"{path}: an encoder, {instead}")
+    if settings.context_shift and model.dimensions.recurrence is not None:
+        why = "nothing can be dropped from recurrent states; answers end where the context does"
+        reporter.warn("no context shift", why=why)
+    return weights, model, words_of_file(weights, reporter)
+
+
+def words_of_file(weights: Weights, reporter: Reporter) -> Vocabulary:
+    vocabulary = vocabulary_of(weights.metadata)
+    for note in vocabulary.notes:
+        reporter.warn("tokenizer", note=note)
+    return vocabulary
 
 
 def cache_kind(settings: Settings, reporter: Reporter) -> CacheKind:

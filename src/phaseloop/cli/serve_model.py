@@ -14,7 +14,6 @@ from phaseloop.engine.slot_file import Directory
 from phaseloop.engine.snapshots import budget_bytes
 from phaseloop.http.adapters import Lora
 from phaseloop.model.adapter import LoadedAdapter, open_adapter
-from phaseloop.model.load import load_model
 from phaseloop.model.plan import (
     CONTEXT_STEP,
     Plan,
@@ -24,12 +23,11 @@ from phaseloop.model.plan import (
     with_drafter,
 )
 from phaseloop.model.shape import Model
-from phaseloop.model.weights import Weights, open_weights
-from phaseloop.text.metadata import vocabulary_of
+from phaseloop.model.weights import Weights
 
 from .errors import UserError
 from .serve_draft import Draft, draft_tokens, drafter_of, open_draft
-from .serve_file import CONTEXT_MIN, CacheKind, cache_kind, facts_of, load_by
+from .serve_file import CONTEXT_MIN, CacheKind, cache_kind, facts_of, load_by, opened
 from .serve_loaded import Loaded, Reporter
 from .serve_progress import CheckProgress
 from .serve_settings import ROUND_MS_CPU, SLOTS_AUTO, Settings, threads_of
@@ -49,16 +47,8 @@ def load(settings: Settings, reporter: Reporter) -> Loaded:
 
 
 def load_file(path: Path, settings: Settings, reporter: Reporter) -> Loaded:
-    weights = open_weights(path)
-    model = load_model(weights)
-    if not model.generates:
-        raise UserError(f"{path}: an encoder, which cannot generate; serve it with --embeddings")
-    vocabulary = vocabulary_of(weights.metadata)
-    for note in vocabulary.notes:
-        reporter.warn("tokenizer", note=note)
-    if settings.context_shift and model.dimensions.recurrence is not None:
-        why = "nothing can be dropped from recurrent states; answers end where the context does"
-        reporter.warn("no context shift", why=why)
+    instead = "which cannot generate; serve it with --embeddings"
+    weights, model, vocabulary = opened(path, settings, reporter, instead=instead)
     draft = open_draft(settings, weights, model, vocabulary)
     cache = cache_kind(settings, reporter)
     slot_count = settings.slot_count or SLOTS_AUTO

@@ -1,21 +1,10 @@
 """The samplers that a command line names, by their names or by their letters."""
 
-from phaseloop.engine.settings import SAMPLERS, SamplerName
+from phaseloop.engine.settings import SAMPLER_LETTERS, SAMPLERS, SamplerName
 
 from .errors import UserError
 from .flags import nearest
 
-LETTERS: dict[str, SamplerName] = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-}
 OTHER_NAMES: dict[str, SamplerName] = {  # that llama-server takes, too
     "top-k": "top_k",
     "top-p": "top_p",
@@ -42,9 +31,9 @@ def samplers_of(names: str | None, letters: str | None) -> tuple[SamplerName, ..
 
 
 def letter(one: str) -> SamplerName:
-    if one not in LETTERS:
-        raise UserError(f"--sampler-seq {one!r}: possible are {', '.join(LETTERS)}")
-    return LETTERS[one]
+    if one not in SAMPLER_LETTERS:
+        raise UserError(f"--sampler-seq {one!r}: possible are {', '.join(SAMPLER_LETTERS)}")
+    return SAMPLER_LETTERS[one]
 
 
 def sampler(name: str) -> SamplerName:

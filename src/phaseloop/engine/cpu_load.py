@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 from msgspec import Struct
 
 from phaseloop.model.adapter import LoadedAdapter
 from phaseloop.model.load import load_model
+from phaseloop.model.plan import state_bytes
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights, open_weights
 from phaseloop.ops.delta_states import MARKS_MAX
@@ -18,7 +18,7 @@ from phaseloop.ops.interface import Tap
 
 from .cpu import ModelEngine
 from .draft import Drafter
-from .reuse import STEP
+from .reuse import STEP, states_per_slot
 from .sampler import Sampler
 from .snapshots import Snapshots
 from .speculate import USUAL, Terms
@@ -82,19 +82,15 @@ def backend_over(
         attention=options.attention,
         ubatch=options.ubatch_tokens,
         repack=options.repack,
-        marks_max=states_per_slot(model, options),
+        marks_max=states_per_slot(
+            state_bytes(model.dimensions),
+            options.slot_count,
+            options.cache_ram_bytes,
+            options.states_max,
+        ),
         taps=taps,
         adapters=[one.adapter for one in adapters],
     )
-
-
-def states_per_slot(model: Model, options: CpuOptions) -> int:
-    """All slots' states together may take as much host RAM as prefixes may elsewhere."""
-    recurrence = model.dimensions.recurrence
-    if recurrence is None:
-        return 0
-    slots_bytes = options.slot_count * recurrence.state_size * np.dtype(np.float32).itemsize
-    return min(options.states_max, options.cache_ram_bytes // slots_bytes)
 
 
 def engine_over(

@@ -15,6 +15,7 @@ from phaseloop.model.device_plan import (
     plan_devices,
     share_out,
 )
+from phaseloop.model.plan import state_bytes
 from phaseloop.model.shape import Model
 from phaseloop.model.weights import Weights
 from phaseloop.ops.cuda import CudaBackend
@@ -26,7 +27,7 @@ from phaseloop.ops.interface import BackendError
 
 from .cpu import ModelEngine
 from .draft import Drafter
-from .reuse import STEP
+from .reuse import STEP, states_per_slot
 from .sampler import Sampler
 from .snapshots import Snapshots
 from .speculate import USUAL, Terms
@@ -162,7 +163,12 @@ def cuda_engine(
         devices,
         backend_options(model, options),
         prepared=plan.prepared,
-        marks_max=states_per_slot(model, options),
+        marks_max=states_per_slot(
+            state_bytes(model.dimensions),
+            options.slot_count,
+            options.cache_ram_bytes,
+            options.states_max,
+        ),
         builds=options.builds,
         progress=progress,
     )
@@ -217,12 +223,3 @@ def places_of(weights: Weights, split: Sequence[float]) -> tuple[int, ...]:
     """The device of each block, and of the head."""
     blocks = {int(found[1]) for name in weights.tensors if (found := BLOCK.match(name))}
     return share_out(max(blocks) + 2, split)
-
-
-def states_per_slot(model: Model, options: CudaOptions) -> int:
-    """All slots' states together may take as much host RAM as prefixes may elsewhere."""
-    recurrence = model.dimensions.recurrence
-    if recurrence is None:
-        return 0
-    slots_bytes = options.slot_count * recurrence.state_size * 4
-    return min(options.states_max, options.cache_ram_bytes // slots_bytes)

@@ -15,10 +15,9 @@ from phaseloop.ops.interface import HiddenBackend, Rows, Span
 
 from .draft import Computed, Wish
 from .draft_model import Going, draw_of, take
-from .draft_track import Tracks
+from .draft_track import Track, Tracks
 from .sampler import Sampler
 
-WAITING_MAX = 32  # generated tokens that wait for a wish; more are read when they come
 ROWS_MAX = UBATCH_ROWS_MIN  # of one pass: a block must not be cut
 
 
@@ -53,23 +52,8 @@ class DflashDrafter(Tracks):
         self._context_length = context_length
         self._end_tokens = end_tokens
 
-    def follow(self, computed: Sequence[Computed]) -> None:
-        reading: list[int] = []
-        for one in computed:
-            if one.hidden is None or one.start == len(one.sequence):
-                continue
-            track = self.meet(one.slot, one.start).wait(one.sequence[one.start :], one.hidden)
-            self._tracks[one.slot] = track
-            if not one.generated or len(track.waiting) > WAITING_MAX:
-                reading.append(one.slot)
-        self._read(reading)
-
-    def _read(self, slots: Sequence[int]) -> None:
-        if not slots:
-            return
-        self._backend.forward([self.span(slot, 0, generated=False) for slot in slots])
-        for slot in slots:
-            self._tracks[slot] = self._tracks[slot].settle()
+    def _with(self, one: Computed, hidden: Rows) -> Track:
+        return self.meet(one.slot, one.start).wait(one.sequence[one.start :], hidden)
 
     def propose(self, wishes: Sequence[Wish]) -> list[tuple[int, ...]]:
         going: list[Going] = []
@@ -77,7 +61,7 @@ class DflashDrafter(Tracks):
             track, sequence = self.track(wish.slot), list(wish.draw.tokens)
             if track.length and track.length + 1 == len(sequence):
                 going.append(Going(wish, sequence, min(wish.count, self.most), []))
-        self._read([one.wish.slot for one in going if self.track(one.wish.slot).waiting])
+        self.read([one.wish.slot for one in going if self.track(one.wish.slot).waiting])
         together = max(1, ROWS_MAX // (1 + self.most))
         for first in range(0, len(going), together):
             self._fill(going[first : first + together])

@@ -19,8 +19,6 @@ from .draft_model import Going, draw_of, take
 from .draft_track import Track, Tracks
 from .sampler import Sampler
 
-WAITING_MAX = 32  # generated tokens that wait for a wish; more are read when they come
-
 
 class MtpDrafter(Tracks):
     """Implements draft.Drafter."""
@@ -46,22 +44,8 @@ class MtpDrafter(Tracks):
         self._vocabulary = vocabulary
         self._end_tokens = end_tokens
 
-    def follow(self, computed: Sequence[Computed]) -> None:
-        reading: list[Computed] = []
-        for one in computed:
-            if one.hidden is None or one.start == len(one.sequence):
-                continue
-            track = self._tracks[one.slot] = self._with(one, one.hidden)
-            if not one.generated or len(track.waiting) > WAITING_MAX:
-                reading.append(one)
-        if not reading:
-            return
-        self._backend.forward([self.span(one.slot, 0, generated=False) for one in reading])
-        for one in reading:
-            self._tracks[one.slot] = self._tracks[one.slot].settle()
-
     def _with(self, one: Computed, hidden: Rows) -> Track:
-        """A slot's track with what was computed, each token beside the row of the one before."""
+        """Each token beside the row of the one before."""
         track = self.meet(one.slot, one.start)
         carry = np.zeros_like(hidden[0]) if track.carry is None else track.carry
         tokens = one.sequence[one.start :]

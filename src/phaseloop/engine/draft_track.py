@@ -4,6 +4,7 @@ It has a KV region per slot.  Rows that it did not get to see are not made up: i
 at position 0 of its region, where it comes in, and knows less of the text.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,9 @@ from msgspec.structs import replace
 from phaseloop.core.vocabulary import SlotIndex
 from phaseloop.ops.interface import HiddenBackend, Rows, Snapshot, Span
 
-from .draft import Followed
+from .draft import Computed, Followed
+
+WAITING_MAX = 32  # generated tokens that wait for a wish; more are read when they come
 
 
 class Known(Struct, frozen=True):
@@ -88,7 +91,7 @@ class Tracked(Struct, frozen=True):
         return self.cells.size_bytes + self.track.given.nbytes + sum(known.values())
 
 
-class Tracks:
+class Tracks(ABC):
     """The half of draft.Drafter that keeps in step.  Owns its backend, whose regions are slots."""
 
     def __init__(self, backend: HiddenBackend, *, slot_count: int, width: int) -> None:
@@ -115,6 +118,29 @@ class Tracks:
         if track.length != start:
             track = replace(self._nothing, origin=start)
         return track
+
+    def follow(self, computed: Sequence[Computed]) -> None:
+        """A prompt's rows are read at once, generated ones when drafts are wanted."""
+        reading: list[SlotIndex] = []
+        for one in computed:
+            if one.hidden is None or one.start == len(one.sequence):
+                continue
+            track = self._tracks[one.slot] = self._with(one, one.hidden)
+            if not one.generated or len(track.waiting) > WAITING_MAX:
+                reading.append(one.slot)
+        self.read(reading)
+
+    @abstractmethod
+    def _with(self, one: Computed, hidden: Rows) -> Track:
+        """A slot's track with what was computed."""
+
+    def read(self, slots: Sequence[SlotIndex]) -> None:
+        """Bring what waits into the regions."""
+        if not slots:
+            return
+        self._backend.forward([self.span(slot, 0, generated=False) for slot in slots])
+        for slot in slots:
+            self._tracks[slot] = self._tracks[slot].settle()
 
     def truncate(self, slot: SlotIndex, length: int) -> None:
         self._tracks[slot] = self._tracks[slot].cut(length)

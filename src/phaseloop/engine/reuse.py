@@ -15,6 +15,14 @@ END_MARGIN = 16  # tokens; what chat templates put after the last message, and r
 MARGIN_WORTH = 64  # a shorter prompt is computed as fast as what its margin would save
 
 
+def states_per_slot(state_bytes: int, slot_count: int, budget_bytes: int, most: int) -> int:
+    """How many states a slot keeps: all of them together as much as prefixes may take in host RAM.
+
+    `state_bytes` is what one takes, 0 where the model has none.
+    """
+    return min(most, budget_bytes // (slot_count * state_bytes)) if state_bytes else 0
+
+
 def reachable(length: int, positions: Positions) -> int:
     """The longest state of at most `length` tokens; 0 if there is none."""
     if positions is None:

@@ -24,6 +24,17 @@ SAMPLERS: tuple[SamplerName, ...] = (
     "xtc",
     "temperature",
 )
+SAMPLER_LETTERS: dict[str, SamplerName] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}
 
 
 class Breaker(Struct, frozen=True, gc=False, array_like=True):

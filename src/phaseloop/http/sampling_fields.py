@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from phaseloop.engine.settings import SAMPLERS, Breaker, SamplerName, Sampling
+from phaseloop.engine.settings import SAMPLER_LETTERS, SAMPLERS, Breaker, SamplerName, Sampling
 from phaseloop.text.breakers import breakers
 from phaseloop.text.tokenizer import Tokenizer
 
@@ -28,17 +28,6 @@ ID_DIGITS_MAX = 18  # more digits are a text, not a token's number
 RANDOM_SEEDS = (-1, (1 << 32) - 1)  # the second is how the first looks in 32 bits
 SEED_MAX = (1 << 64) - 1
 
-LETTERS: dict[str, SamplerName] = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-}
 LATER = ("adaptive_p", "infill")  # samplers of llama-server that are not built
 LATER_LETTERS = {"a": "adaptive_p", "i": "infill"}
 
@@ -138,7 +127,7 @@ def samplers_of(fields: Fields, default: tuple[SamplerName, ...]) -> tuple[Sampl
         for letter in value:
             if letter in LATER_LETTERS:
                 raise not_supported(f"{place}: {LATER_LETTERS[letter]} is not supported yet")
-        return tuple(choice(place, letter, LETTERS) for letter in value)
+        return tuple(choice(place, letter, SAMPLER_LETTERS) for letter in value)
     names = texts(place, value, count_max=SAMPLERS_MAX, characters_max=1024)
     chosen: list[SamplerName] = []
     for index, name in enumerate(name.lower() for name in names):

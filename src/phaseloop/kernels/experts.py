@@ -1,6 +1,16 @@
 """experts: wrapper of cuda/experts.cu, where shapes, numerics, mapping and roofline are stated."""
 
-from .contract import Array, KernelError, Launch, dims, i32, reads, writes
+from .contract import (
+    Array,
+    KernelError,
+    Launch,
+    Operand,
+    Parameter,
+    dims,
+    i32,
+    reads,
+    writes,
+)
 from .moe import Assignments
 from .repack import Packed
 from .skinny import KINDS
@@ -41,17 +51,32 @@ def experts(
         f"experts<{weight.kind}, {rows // ROWS}>",
         (d["N"] // GROUP, d["P"], 1),
         (THREADS, 1, 1),
-        (
-            reads("x", x),
-            reads("weight", weight.data),
-            reads("order", assignments.order if is_gathered else None),
-            reads("tiles", assignments.tiles),
-            writes("y", y),
-            i32("U", used),
-            i32("E", expert_count),
-            i32("N", d["N"]),
-            i32("K", d["K"]),
-        ),
+        arguments_of(x, weight, assignments, y, d, expert_count, used, is_gathered=is_gathered),
+    )
+
+
+def arguments_of(
+    x: Array,
+    weight: Packed,
+    assignments: Assignments,
+    y: Array,
+    d: dict[str, int],
+    expert_count: int,
+    used: int,
+    *,
+    is_gathered: bool,
+) -> tuple[Operand | Parameter, ...]:
+    """As both kernels take them, this one and that of prompts; `d` of check_experts_of."""
+    return (
+        reads("x", x),
+        reads("weight", weight.data),
+        reads("order", assignments.order if is_gathered else None),
+        reads("tiles", assignments.tiles),
+        writes("y", y),
+        i32("U", used),
+        i32("E", expert_count),
+        i32("N", d["N"]),
+        i32("K", d["K"]),
     )
 
 

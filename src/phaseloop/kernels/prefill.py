@@ -1,7 +1,7 @@
 """prefill: wrapper of cuda/prefill.cu, where shapes, numerics, mapping and roofline are stated."""
 
 from .contract import Array, KernelError, Launch, ceil_div, dims, i32, reads, updates, writes
-from .experts import check_experts_of
+from .experts import arguments_of, check_experts_of
 from .moe import Assignments
 from .repack import Packed
 from .skinny import KINDS
@@ -81,17 +81,7 @@ def prefill_experts(
         f"prefill_experts<{weight.kind}>",
         (d["P"], ceil_div(d["N"], TILE), 1),
         (THREADS, 1, 1),
-        (
-            reads("x", x),
-            reads("weight", weight.data),
-            reads("order", assignments.order if is_gathered else None),
-            reads("tiles", assignments.tiles),
-            writes("y", y),
-            i32("U", used),
-            i32("E", expert_count),
-            i32("N", d["N"]),
-            i32("K", d["K"]),
-        ),
+        arguments_of(x, weight, assignments, y, d, expert_count, used, is_gathered=is_gathered),
     )
 
 

@@ -4,6 +4,7 @@ A node is worked out when the first who uses it is, and then lies there for all 
 or brought to other devices at most once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -17,7 +18,7 @@ from .cuda_shape import Inputs, PassShape, Store
 from .interface import Rope
 
 
-class Emitter:
+class Emitter(ABC):
     """Emits the steps of one pass.  `device_of` and `first_device` as in cuda_plan.Subject."""
 
     def __init__(
@@ -40,9 +41,9 @@ class Emitter:
         self._here: dict[tuple[int, int, int], Value] = {}
         self._users: Mapping[int, list[Node]] = {}
 
+    @abstractmethod
     def emit(self, node: Node) -> None:
         """Work a node out, and say so by `made`."""
-        raise NotImplementedError
 
     def get(self, node: Node, kind: str) -> Value:
         """A node's value on its own device, as f16 or f32."""

@@ -9,6 +9,7 @@ Layout, per layer: matrices [cell][HV][S][S], and the convolution's rows [cell][
 """
 
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class Leg(Struct, frozen=True):
     marked: tuple[State, ...] = ()
 
 
-class Courses:
+class Courses(ABC):
     """Which cells have which states; the cells themselves are a subclass's.
 
     `marks_max` bounds the marked states of a region; at least the newest three are kept.
@@ -160,12 +161,13 @@ class Courses:
             position = length
         self._courses[region] = Course(course.cell, course.spare, position, None, states)
 
+    @abstractmethod
     def _state(self, cell: int, position: int) -> State:
         """A copy of a cell, which is the state after `position` tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _load(self, cell: int, state: State) -> None:
-        raise NotImplementedError
+        """Make a cell hold a state."""
 
 
 class States(Courses):
