@@ -4,6 +4,7 @@ Method: commands in processes of their own, which tell by their output, or whose
 fifo, that they are under way; then a signal, and what /proc knows of their children afterwards.
 """
 
+import asyncio
 import json
 import os
 import select
@@ -13,6 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from phaseloop.cli.ending import interrupted_code
+from phaseloop.cli.ending_async import run_async
 
 SIM = ("--sim", "cpu-smollm2")
 TIMEOUT_S = 50
@@ -188,6 +192,28 @@ def test_a_demo_ends_with_its_server(tmp_path):
         server = command.until("started")
         assert command.end(signal.SIGTERM) == 143
     assert not is_there(server)
+
+
+def test_an_interruption_waits_for_the_end_of_a_callback():
+    """Which has looked whether its future is done, and may now complete it."""
+    seen: list[bool] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def callback() -> None:
+            signal.raise_signal(signal.SIGINT)
+            seen.append(future.done())
+
+        loop.call_soon(callback)
+        await future
+
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_async(main())
+    assert interrupted_code(ended.value) == 130
+    assert seen == [False]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("name", ["llama-bench", "llama-server"])
